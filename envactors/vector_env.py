@@ -187,7 +187,8 @@ class VectorEnv(BoundToProcess):
     def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
         engine = self._engine
         engine.start_steps(envs, actions, streams=False)
-        return engine.wait_for_results(envs, timeout, deadline, "step")[1:6]
+        _, obs, rewards, terminated, truncated, infos, _ = engine.wait_for_results(envs, timeout, deadline, "step")
+        return obs, rewards, terminated, truncated, infos
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
@@ -342,7 +343,7 @@ class VectorEnv(BoundToProcess):
         futures = []
         for env_id, one, restorer in zip(envs.ids, snapshots, restorers, strict=True):
             handle = self._handles[env_id]
-            message = Restore(handle._position, one.check, one.state)
+            message = Restore(handle._position, one.checksum, one.state)
             futures.append(handle._submit(Kind.RESTORE, message, "restore", take_reply=restorer))
         results_of(futures)
 

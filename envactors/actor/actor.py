@@ -251,7 +251,9 @@ class Actor(ActorBase):
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
             end = functools.partial(self.errors.ended_because, reason=EndReason.ABORT)
-            return self._withdraw(future, lambda activity: future.set_exception(end(activity)))
+            was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
+            self.jobs.failed += was_queued
+            return was_queued
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""

@@ -166,8 +166,8 @@ class RecordedSteps(NamedTuple):
 class Replay(NamedTuple):
     """Replay an env's journal: set the attributes, repeat the entries, and return whether the checksum agrees.
 
-    ``entries`` are `RecordedSteps`, whose actions have the spec ``action``, or (kind, payload) of a message. ``check``
-    is the expected checksum; without entries nothing is compared.
+    ``entries`` are `RecordedSteps`, whose actions have the spec ``action``, or (kind, payload) of a message. The
+    expected ``checksum`` is compared only if there are entries.
     """
 
     env: int
@@ -175,7 +175,7 @@ class Replay(NamedTuple):
     action: Spec | None
     resets_within_step: bool
     entries: list[RecordedSteps | tuple[int, bytes]]
-    check: int
+    checksum: int
 
 
 class Save(NamedTuple):
@@ -188,7 +188,7 @@ class Restore(NamedTuple):
     """Restore the state of an env, and its checksum, that a `Save` has returned."""
 
     env: int
-    check: int
+    checksum: int
     state: bytes
 
 

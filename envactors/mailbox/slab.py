@@ -124,7 +124,7 @@ class Slab:
         self.info_encoding: npt.NDArray[np.uint8] = place((n,), np.uint8)
         self.inline_infos: npt.NDArray[np.uint8] = place((n, INLINE_INFO_ROOM), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((n,), np.uint32)
-        self.checks: npt.NDArray[np.uint32] = place((2, n), np.uint32)
+        self.checksums: npt.NDArray[np.uint32] = place((2, n), np.uint32)
         self.terminated: npt.NDArray[np.bool_] = place((2, n), np.bool_)
         self.truncated: npt.NDArray[np.bool_] = place((2, n), np.bool_)
         reward = layout.reward or PLAIN_REWARD

@@ -86,7 +86,7 @@ class MirroredRows:
         slab = self.slab
         # Numbers come last: from then on a worker may run the row.
         request: list[npt.NDArray[Any]] = [slab.ops, slab.seeds, *slab.actions, slab.posted]
-        columns = (slab.checks, slab.terminated, slab.truncated, slab.rewards, *slab.observations)
+        columns = (slab.checksums, slab.terminated, slab.truncated, slab.rewards, *slab.observations)
         stacked = [array for array in columns if array is not None]
         return Run(
             [_bytes_of(array[rows]) for array in request],

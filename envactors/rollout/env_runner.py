@@ -253,7 +253,7 @@ class EnvRunner:
                         array[step + 1, index] = leaf
             trajectory.rewards[step, index] = reward
             if hosted.journal:
-                trajectory.checks[step, index] = hosted.check
+                trajectory.checks[step, index] = hosted.checksum
             if type(info) is not dict or info or objects:
                 self._write_info(trajectory.cell(step, index), info, objects)
             self._objects[hosted.position] = objects
@@ -288,5 +288,5 @@ class EnvRunner:
         if self._objects[hosted.position]:
             self._write_info(trajectory.cell(step, index), {}, self._objects[hosted.position])
         trajectory.kinds[step, index] = KIND_REPEAT
-        trajectory.checks[step, index] = hosted.check
+        trajectory.checks[step, index] = hosted.checksum
         self._steps_done[index] = step + 1

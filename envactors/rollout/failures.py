@@ -62,7 +62,7 @@ class RolloutFailures:
     def recover(self, index: int, loss: RequestLoss) -> None:
         """Have the fate of a step without a result decided, and carry it out; an error to raise ends the part."""
         envs = self._envs
-        decision, error = self._group.recovery.end_attempt(index, loss, envs.posted(index))
+        decision, error = self._group.recovery.apply_fate(index, loss, envs.posted(index))
         if decision.fate is EnvFate.REDO:
             return
         self.errors_by_step[envs.accepted[index], index] = error

@@ -137,7 +137,7 @@ class RolloutPart(Job):
         self.failures.settle_lost_episodes(self.call_id)
         if self._end_if_over():
             return None
-        self._group.table.begin_rollout(envs.indices, self.call_id)
+        self._group.table.rows.begin_rollout(envs.indices, self.call_id)
         self._makes_policy |= self._ordered_in not in (None, actor.process.incarnation)
         self._ordered_in = actor.process.incarnation
         order = self._make_order()

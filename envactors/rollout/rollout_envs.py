@@ -103,7 +103,7 @@ class RolloutEnvs:
         slab.truncated[buffer, ids] = trajectory.truncated[at - 1, ids]
         for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
             content = self._encoded_at(self.accepted[index], index)
-            table.last_rows.record(index, content, self.incarnations[index], is_first=is_first)
+            table.last_rows.note_written(index, content, self.incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has both."""
@@ -139,7 +139,7 @@ class RolloutEnvs:
         seed = episodes.next_seeds[index]
         root_seed = None if seed is None else episodes.root_seeds[index]
         if kind == KIND_RESET:
-            seed = episodes.seed_of_reset(index, table.incarnations[index])
+            seed = episodes.seed_of_reset(index, table.rows.incarnations[index])
         self.seeds[index] = seed
         kind_after_end = KIND_AFTER_END[episodes.autoreset.name]
         return EnvPlan(self.accepted[index], kind, kind_after_end, seed, root_seed, episodes.episode_numbers[index])
@@ -249,12 +249,12 @@ class RolloutEnvs:
         table, trajectory = self._table, self.trajectory
         run = kinds.rstrip(bytes([KIND_REPEAT]))  # only repeats follow a repeat, and they are not recorded
         if run:
-            if table.keeps_journals:
+            if table.journals.is_recorded:
                 self._record(index, first, starts[: len(run)], run)
             table.episodes.record_sequence(index, ends[: len(run)], run)
         self.seeds[index] = table.episodes.next_seeds[index]
         self.accepted[index] = first + len(kinds)
-        self.incarnations[index] = table.posted_in[index]
+        self.incarnations[index] = table.rows.posted_in[index]
         if index in self._reset_after_failure:
             self._reset_after_failure.discard(index)
             trajectory.truncated[first, index] = True
@@ -269,7 +269,7 @@ class RolloutEnvs:
             starts: Whether each has begun an episode.
             kinds: The kind of each: `KIND_STEP` or `KIND_RESET`.
         """
-        table, trajectory, journal = self._table, self.trajectory, self._table.journal(index)
+        table, trajectory, journal = self._table, self.trajectory, self._table.journals.of(index)
         end = first + len(kinds)
         checks: list[int] = trajectory.checks[first:end, index].tolist()
         position, seed = self._last_seeded_start(index, starts)
@@ -284,11 +284,9 @@ class RolloutEnvs:
             return
         within = table.attach.resets_within_step
         for offset in range(begin, len(kinds)):
-            if kinds[offset] == KIND_RESET:
-                journal.record_reset(checks[offset])
-            else:
-                action = self._pickled_action(first + offset, index)
-                journal.record_action(action, resets_within_step=within, check=checks[offset])
+            is_reset = kinds[offset] == KIND_RESET
+            payload = None if is_reset else self._pickled_action(first + offset, index)
+            journal.record_request(PostedRequest(RESET * is_reset, None, payload, within, ()), checks[offset])
 
     def _last_seeded_start(self, index: int, starts: bytes) -> tuple[int, int | None]:
         """Return the position of the last start of an episode with a seed, and the seed; None if there is none.

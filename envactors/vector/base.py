@@ -55,7 +55,9 @@ class Engine(abc.ABC):
     def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
-        self.all: Selection = Selection(ids=list(range(len(episodes.flags))), at=slice(None), is_all=True)
+        self.all: Selection = self.select(list(range(len(episodes.flags))))._replace(
+            array_index=slice(None), is_all=True
+        )
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
@@ -67,8 +69,8 @@ class Engine(abc.ABC):
         return self.batcher.observation_spec
 
     def select(self, ids: list[int]) -> Selection:
-        """Return some envs."""
-        return Selection(ids=ids, at=np.array(ids, np.int64))
+        """Return some envs. The constructor of this class calls this, too."""
+        return Selection(ids=ids, array_index=np.array(ids, np.int64))
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -126,7 +128,9 @@ class Engine(abc.ABC):
             ActorClosedError: The vector was closed.
         """
 
-    def _convert(self, convert: Callable[[Any], Any], envs: Selection, values: Iterable[Any], method: str) -> list[Any]:
+    def _convert_each(
+        self, convert: Callable[[Any], Any], envs: Selection, values: Iterable[Any], method: str
+    ) -> list[Any]:
         """Convert the actions of envs, or the options of their resets, to a form in which they run no code of users.
 
         Raises:
@@ -237,16 +241,16 @@ class Engine(abc.ABC):
     def last_obs_is_first(self, index: int) -> bool:
         """Return whether the last observation of an env is the first of its episode."""
 
-    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+    def snapshot_of(self, index: int, checksum: int, state: bytes) -> EnvSnapshot:
         """Return the snapshot of an env whose state was saved."""
         return EnvSnapshot(
             env_id=index,
             state=state,
-            check=check,
+            checksum=checksum,
             root_seed=self.episodes.root_seeds[index],
             episode=self.episodes.episode_numbers[index],
             resets_next=bool(self.episodes.resets_next[index]),
-            starts=self.last_obs_is_first(index),
+            is_start=self.last_obs_is_first(index),
             last=self.read_last(index),
         )
 

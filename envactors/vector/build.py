@@ -20,9 +20,11 @@ from envactors.vector.engine import RowEngine
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import Episodes
 from envactors.vector.inputs import limit_running
+from envactors.vector.journals import Journals
 from envactors.vector.options import VectorSettings
 from envactors.vector.recycling import Recycler
 from envactors.vector.row_reader import RowReader
+from envactors.vector.rows import Rows
 from envactors.vector.table import EnvTable
 
 # Any number: a worker that crashes before it has the rows gets them with its first message.
@@ -135,7 +137,13 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
 def build_row_engine(
     settings: VectorSettings, handles: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
 ) -> RowEngine:
-    """Build the engine that steps the envs in workers: create the rows of all envs, and have all workers use them.
+    """Build the engine that steps the envs in workers.
+
+    1. Create the memory of the rows.
+    2. Make the records of the envs, each of which needs those before it: episodes, rows, journals, and the table.
+    3. Make a group for each actor, which needs the table. Threads that wait for results look at the groups.
+    4. Make each group the tenant of its actor, and have the worker use the rows. A process that starts from now on gets
+       the rows with its first message.
 
     Raises:
         VectorEnvError: There is not enough memory.
@@ -158,21 +166,20 @@ def build_row_engine(
     recyclers = [Recycler(actor, settings.recycle) for actor in actors]
     recycler_by_env = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
     episodes = Episodes(count, settings.autoreset, settings.on_failure, recycler_by_env)
-    table = EnvTable(config.lock, slab, infos, episodes, config.deadlines)
-    table.keeps_journals |= settings.crash_dir is not None
+    if settings.seed_episodes:
+        episodes.seed_episodes()
+    rows = Rows(slab, infos)
+    journals = Journals(rows, [one.envs for one in recyclers], settings)
+    table = EnvTable(config.lock, rows, episodes, journals, config.deadlines)
     reader = RowReader(table, described, copies=settings.copy)
     groups = [EnvGroup(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
     table.waiters.groups = groups
-    save_every = None if settings.snapshot is None or not table.uses_replay else settings.snapshot.every
     futures = []
     for group in groups:
-        table.add_journals(group.indices, settings.max_journal, save_every)
         actor = group.actor
         with actor.lock, actor.lock.change(actor):
             actor.tenant = group
             table.begin_process(group.indices, actor.process.incarnation)
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)
-    if settings.seed_episodes:
-        episodes.seed_episodes()
     return RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)

@@ -29,12 +29,15 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NO_EPISODE
-from envactors.vector.posted_rows import post_rows
 from envactors.vector.requests import EnvRequest, RowResult
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
+from envactors.vector.row_jobs import post_rows
 from envactors.vector.row_reader import RowReader
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
+
+# For errors: how users get the results of envs that have not finished.
+_RECV_LATER = "nothing is lost, and recv will return the results"
 
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
@@ -58,9 +61,8 @@ class RowEngine(Engine):
     def __init__(
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
-        super().__init__(described, table.episodes, [group.actor for group in groups for _ in group.indices])
-        self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
-        self.all: Selection = self.select(self.all.ids)._replace(at=slice(None), is_all=True)
+        self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]  # `select` needs it
+        super().__init__(described, table.episodes, [group.actor for group in self.group_by_env])
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -76,7 +78,7 @@ class RowEngine(Engine):
         for index in sorted(ids):
             by_group.setdefault(self.group_by_env[index], []).append(index)
         actors = [group.actor for group in by_group]
-        return Selection(ids=ids, at=np.array(ids, np.int64), by_group=list(by_group.items()), actors=actors)
+        return Selection(ids=ids, array_index=np.array(ids, np.int64), by_group=list(by_group.items()), actors=actors)
 
     def busy(self) -> list[int]:
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
@@ -129,7 +131,7 @@ class RowEngine(Engine):
         self._post_or_queue(envs, requests, "step", columns, streams=streams)
 
     def _convert_options(self, envs: Selection, options: Options) -> list[bytes | None]:
-        return self._convert(lambda value: None if value is None else bytes(dumps(value)), envs, options, "reset")
+        return self._convert_each(lambda value: None if value is None else bytes(dumps(value)), envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[bytes | None], futures: Futures) -> None:
         self._lock.repair_if_interrupted()
@@ -154,7 +156,7 @@ class RowEngine(Engine):
                 return [actions], []
         values = split_batch(spec, actions, count, "actions")
         if spec is None or self.table.slab.layout.action is None:
-            return [], self._convert(lambda value: bytes(dumps(value)), envs, values, "step")
+            return [], self._convert_each(lambda value: bytes(dumps(value)), envs, values, "step")
         if isinstance(spec, ArraySpec):
             return [values], []
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
@@ -163,6 +165,12 @@ class RowEngine(Engine):
         self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, streams: bool
     ) -> None:
         """Write the actions of envs into their rows and post them, or queue those whose actor is not free.
+
+        1. Refuse the request unless all envs are idle. From here to the end nobody else changes them.
+        2. Write the actions. No worker reads the row of an env that is not posted, so the actions of those that are
+           queued stay there until their actor posts them.
+        3. Find the actors that are free, and post their envs with one call id.
+        4. Queue the others.
 
         Args:
             envs: The envs.
@@ -182,7 +190,7 @@ class RowEngine(Engine):
             table = self.table
             worker_wait = self._spin.start(time.monotonic())
             for leaf, column in enumerate(columns):
-                table.slab.actions[leaf][envs.at] = column
+                table.slab.actions[leaf][envs.array_index] = column
             if requests:
                 table.set_requests(requests)
             must_check = not table.are_on_fast_path(envs)
@@ -209,9 +217,11 @@ class RowEngine(Engine):
     # Waiting ---------------------------------------------------------------------------------------------
 
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+        count_missing = functools.partial(self._count_missing, envs)
         self._spin_for(envs)
         while (batch := self._try_to_deliver(envs, caller)) is None:
-            self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
+            if not self.table.waiters.wait(count_missing, deadline):
+                self._raise_if_late(envs, timeout, caller)
         return batch
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
@@ -223,9 +233,11 @@ class RowEngine(Engine):
         while batch is None:
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)
             ready = [index for index in self.receivable() if table.has_outcome(index)]
+            # If nothing is ready, another thread has handled the failure that woke this one. Either the env runs again,
+            # and this one waits on, or nothing is left to receive.
             if ready or not in_time or min_envs == 0:
                 batch = self._try_to_receive(ready, max_envs)
-            elif not self.receivable():  # else another thread has found that the env that had failed runs again
+            elif not self.receivable():
                 raise NothingPendingError(
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
@@ -249,37 +261,26 @@ class RowEngine(Engine):
         self._lock.repair_if_interrupted()
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
         while table.rollouts_in_flight or not all(table.status[index] == IDLE for index in envs.ids):
-            self._wait(lambda: table.rollouts_in_flight + count_missing(), envs, timeout, deadline, "reset", advice)
+            if not table.waiters.wait(lambda: table.rollouts_in_flight + count_missing(), deadline):
+                self._raise_if_late(envs, timeout, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 # While a request runs again, the timeout may pass, and the other results must not be lost.
                 if all(table.status[index] in (IDLE, DONE, FAILED) for index in envs.ids):
                     table.set_idle(envs.ids)
 
-    def _wait(
-        self,
-        count_missing: Callable[[], int],
-        envs: Selection,
-        timeout: float | None,
-        deadline: float | None,
-        caller: str,
-        advice: str = "nothing is lost, and recv will return the results",
-    ) -> None:
-        """Wait until nothing is missing.
+    def _raise_if_late(self, envs: Selection, timeout: float | None, caller: str, advice: str = _RECV_LATER) -> None:
+        """Raise if envs or rollouts are still running, since the deadline of a wait has passed.
 
         Args:
-            count_missing: Returns how much is missing.
             envs: The envs.
-            timeout: The user's timeout in seconds, for the error.
-            deadline: When it is over (`time.monotonic`); None for no limit.
-            caller: Name of the user's method, for the error.
+            timeout: The user's timeout in seconds.
+            caller: Name of the user's method.
             advice: What the error says about the results.
 
         Raises:
-            VectorTimeoutError: The deadline has passed, and envs or rollouts are still running.
+            VectorTimeoutError: They are.
         """
-        if self.table.waiters.wait(count_missing, deadline):
-            return
         if late := [index for index in envs.ids if self.table.is_pending(index)]:
             raise VectorTimeoutError(
                 f"{caller} waited {timeout} s, and the envs {late} have not finished; {advice}. "
@@ -304,24 +305,25 @@ class RowEngine(Engine):
         It can if the spec of observations is known, and each env has made a bare step in time whose whole result is in
         its row.
         """
-        table = self.table
-        if self.batcher.infers_spec or table.overdue or not table.are_on_fast_path(envs):
+        table, rows = self.table, self.table.rows
+        if self.batcher.infers_spec or rows.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids, status = table.infos.encodings, table.completed, table.call_ids, table.status
+        encodings, completed, call_ids, status = rows.infos.encodings, rows.completed, rows.call_ids, table.status
         if envs.is_all and table.are_all(POSTED):
-            return completed == call_ids and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
+            return completed == call_ids and (rows.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
         return all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         )
 
     def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet, at least; look at each only if not all can be delivered at once.
+        """Return how many envs have no outcome yet. This looks at each only if the rows are not all plain results.
 
-        An idle env does not count: another thread has taken its result, and no other result will come.
+        It may return too few while all envs are posted: a row that is written may lack a large part, for which another
+        ring comes. An idle env does not count: another thread has taken its result, and no other result will come.
         """
-        table = self.table
-        if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed != table.call_ids:
-            return table.count_unwritten()
+        table, rows = self.table, self.table.rows
+        if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.completed != rows.call_ids:
+            return rows.count_unwritten()
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
@@ -338,7 +340,7 @@ class RowEngine(Engine):
         table = self.table
         if table.status[index] != POSTED:
             return table.outcome_at.get(index, 0.0)
-        return float(table.slab.when[index]) if table.streams[index] else time.monotonic()
+        return float(table.slab.when[index]) if table.rows.streams[index] else time.monotonic()
 
     # Delivering results ----------------------------------------------------------------------------------
 
@@ -377,7 +379,7 @@ class RowEngine(Engine):
         """
         table, reader = self.table, self.reader
         contents = None
-        if not table.infos.all_plain():
+        if not table.rows.infos.all_plain():
             contents, error = try_to_read(lambda: reader.read_contents(envs.ids), lambda: version == table.version)
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is
@@ -391,7 +393,7 @@ class RowEngine(Engine):
             table.deliver_rows(envs, batch.terminated, batch.truncated)
             for group, ids in envs.by_group:
                 group.actor.jobs.record_completed(len(ids))
-            if table.saves_due:
+            if table.journals.saves_due:
                 for group, _ in envs.by_group:
                     group.queue_saves()
         return batch
@@ -410,7 +412,7 @@ class RowEngine(Engine):
         self._collect(envs)
 
         def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
-            return [(table.status[index], table.call_ids[index], table.outcomes.get(index)) for index in ids]
+            return [(table.status[index], table.rows.call_ids[index], table.outcomes.get(index)) for index in ids]
 
         found = find_outcomes()
         if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
@@ -441,9 +443,9 @@ class RowEngine(Engine):
 
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
-        call_ids, call_id = self.table.call_ids, self.table.call_ids[index]
-        actor, read = self.group_by_env[index].actor, functools.partial(self.reader.read_row, index)
-        return self.reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
+        reader, actor, call_ids = self.reader, self.group_by_env[index].actor, self.table.rows.call_ids
+        read, call_id = lambda: reader.read(reader.copy_row(index)), call_ids[index]
+        return reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
 
     # Last results and snapshots --------------------------------------------------------------------------
 
@@ -453,7 +455,8 @@ class RowEngine(Engine):
             if table.is_lost_for_good(index):
                 raise self.group_by_env[index].recovery.unfinished_error(Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
-            return None if table.uses_replay or self.episodes.state(index) == NO_EPISODE else table.incarnations[index]
+            counts_in_any = table.journals.is_replayed or self.episodes.state(index) == NO_EPISODE
+            return None if counts_in_any else table.rows.incarnations[index]
 
     def read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)
@@ -474,5 +477,5 @@ class RowEngine(Engine):
             return
         if last is not None:
             last = last._replace(incarnation=reply.incarnation)
-            self.table.last_rows.overwrite(index, last, is_first=snapshot.starts)
+            self.table.last_rows.write(index, last, is_first=snapshot.is_start)
         self.table.restore(index, snapshot)

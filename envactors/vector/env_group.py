@@ -1,15 +1,21 @@
 """The envs of one actor: queue their requests, collect their results, and follow their process.
 
-`RowEngine` decides when to post and waits for results. `PostedRows` is the running job of the actor while rows are
-posted, and `EnvRecovery` handles failures. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps of it in
-which job each env was queued last. Every change here happens under the lock of the vector.
+An `EnvGroup` is the tenant of its actor: the actor tells it about processes, calls, and exits. It calls
+
+    jobs (`row_jobs`)              to queue requests, and to follow the rows that the worker runs
+    `EnvRecovery`                  to have failures decided, and requests without results resolved
+    `EnvReplays`                   to bring envs to where they were in an earlier process
+    `EnvTable`                     to change the state of the envs
+
+None of these knows the group, except that jobs tell it when there are results to collect. The group itself only keeps
+in which job each env was queued last. Every change here happens under the lock of the vector.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envactors.actor import recording
@@ -22,70 +28,22 @@ from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
-from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads
 from envactors.vector.env_recovery import EnvRecovery
+from envactors.vector.env_replays import EnvReplays
 from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
-from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import NODE_DRAINS, Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer
+from envactors.vector.row_jobs import PostedRows, QueuedRows
 from envactors.vector.row_reader import RowReader
-from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes
 
 # How often a request to save a state is retried after a crash, which another request may have caused.
 _SAVE_RETRIES = 3
-
-
-class QueuedRows(Job):
-    """Envs that wait in the queue of their actor to be posted.
-
-    While an env waits, its request may fail or be canceled, and the next one may be queued in another job. This job
-    then skips the env, so that requests run in the order in which they were made: only the last job created for an
-    env posts it.
-
-    Args:
-        group: The envs of the actor.
-        ids: Those that wait.
-    """
-
-    needs_permit = True
-
-    def __init__(self, group: EnvGroup, ids: list[int]) -> None:
-        self._group = group
-        self._ids = ids
-        group.queued_in.update(dict.fromkeys(ids, self))
-
-    @property
-    def ids(self) -> list[int]:
-        """The envs that still wait in this job."""
-        status, queued_in = self._group.table.status, self._group.queued_in
-        return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
-
-    def can_join(self, running: Job) -> bool:
-        """Rows may be posted while earlier rows run."""
-        return running is self._group.posted_rows
-
-    def start(self) -> Job | None:
-        """Post the envs that still wait; return the posted rows, None if there are none."""
-        group = self._group
-        if ids := self.ids:
-            envs = Selection(ids=ids, at=ids, by_group=[(group, ids)], actors=[group.actor])
-            post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
-            group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-        return group.posted_rows if group.posted_rows.has_posted else None
-
-    def activity(self) -> None:
-        """Return None: this job is never the running one."""
-
-    def fail(self, error_of: ErrorOf) -> None:
-        """Fail the envs."""
-        group = self._group
-        group.recover([group.recovery.queued_request_loss(index, error_of) for index in self.ids])
 
 
 class EnvGroup(Tenant):
@@ -102,6 +60,7 @@ class EnvGroup(Tenant):
         attach: That of the table.
         indices: The indices of the envs of the actor.
         recovery: Handles their requests without results.
+        replays: Brings them back in a new process.
         posted_rows: Their rows, as the running job of the actor.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
         queued_in: The job in which each env was queued last.
@@ -115,7 +74,8 @@ class EnvGroup(Tenant):
         self.attach: Attach = table.attach
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
-        self.posted_rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
+        self.replays: EnvReplays = EnvReplays(table, actor, self.recovery)
+        self.posted_rows: PostedRows = PostedRows(table, self, actor, recycler)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
@@ -130,10 +90,13 @@ class EnvGroup(Tenant):
     def queue_new(self, ids: list[int]) -> None:
         """Queue envs with new requests, behind a renewal of the process if that is due."""
         self.table.queue(ids, is_new=True)
+        self._enqueue_new(ids)
+
+    def _enqueue_new(self, ids: list[int]) -> None:
         if reason := self._renewal_reason(ids):
             self.actor.jobs.enqueue(Renewal(reason=reason))
         self.recovery.settle_lost_episodes(ids)
-        self.actor.jobs.enqueue(QueuedRows(self, ids))
+        self.actor.jobs.enqueue(QueuedRows(self.table, self, ids))
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
@@ -152,22 +115,31 @@ class EnvGroup(Tenant):
     # Results ---------------------------------------------------------------------------------------------
 
     def collect_completed(self) -> None:
-        """Record the results of complete rows, and recover envs that have raised."""
-        table = self.table
+        """Record the results of complete rows, and recover envs that have raised.
+
+        1. Look at each complete row. A result is accepted. A step that has left its autoreset to the next process
+           becomes a request for that reset. The losses of requests that have raised are gathered.
+        2. Recover these, and enqueue the resets. Jobs that start meanwhile may call this method again. They find
+           nothing: each of the rows has an outcome, or is queued.
+        """
+        table, rows = self.table, self.table.rows
         if not self.posted_rows.has_posted:
             return
-        losses = []
+        losses, resets = [], []
         for index in self.indices:
-            if table.status[index] == POSTED and table.is_complete(index):
-                if table.infos.failed(index):
+            if table.status[index] == POSTED and rows.is_complete(index):
+                if rows.infos.failed(index):
                     self.actor.jobs.record_completed(1)
-                    report = table.infos.failure(table.overflow.get(index))
+                    report = rows.infos.failure(rows.overflow.get(index))
                     losses.append(self.recovery.raised_loss(table.activity(index), report))
-                elif table.lacks_autoreset(index):
-                    self._reset_in_next_process(index)
+                elif rows.lacks_autoreset(index):
+                    self._turn_into_reset(index)
+                    resets.append(index)
                 else:
                     self._accept(index)
         self.recover(losses)
+        if resets:
+            self._enqueue_new(resets)
         self.queue_saves()
 
     def recover(self, losses: Iterable[RequestLoss]) -> None:
@@ -178,7 +150,11 @@ class EnvGroup(Tenant):
         again = [loss.activity.env for loss in losses if self.recovery.resolve_or_retry(loss)]
         if again:
             self.table.queue(again)
-            self.actor.jobs.enqueue(QueuedRows(self, again), first=True)
+            self.actor.jobs.enqueue(QueuedRows(self.table, self, again), first=True)
+
+    def fail_queued(self, ids: Sequence[int], error_of: ErrorOf) -> None:
+        """Fail the requests of queued envs, which no process will run."""
+        self.recover([self.recovery.queued_request_loss(index, error_of) for index in ids])
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
@@ -186,27 +162,30 @@ class EnvGroup(Tenant):
         self.actor.jobs.record_completed(1)
         table.accept_row(index)
         outcome = None
-        if request.future or request.answer:
+        if request.future or request.partial_answer:
             row = reader.copy_row(index)
-            table.last_rows.keep(index)
-            if request.answer:
-                row = request.answer.complete(row)
-                table.last_rows.overwrite(index, row, is_first=True)
+            table.last_rows.take_row(index)
+            if request.partial_answer:
+                row = request.partial_answer.complete(row)
+                table.last_rows.write(index, row, is_first=True)
             outcome = reader.read_later(self.actor, index, functools.partial(reader.read, row))
-        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
+        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.rows.streams[index] else None)
 
-    def _reset_in_next_process(self, index: int) -> None:
-        """Accept a step that has ended its episode, and queue its autoreset for the next process."""
+    def _turn_into_reset(self, index: int) -> None:
+        """Accept a step that has ended its episode, and make its autoreset the request of the env."""
         table = self.table
         table.accept_row(index)
         answer = ResetAnswer(self.reader.copy_row(index), truncates=False)
-        table.last_rows.keep(index)
-        table.set_requests({index: EnvRequest("step", table.request(index).future, answer=answer)})
-        self.queue_new([index])
+        table.last_rows.take_row(index)
+        table.set_requests({index: EnvRequest("step", table.request(index).future, partial_answer=answer)})
+        table.queue([index], is_new=True)
 
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
-        for index in self.table.pop_saves_due(self.indices):
+        saves_due = self.table.journals.saves_due
+        mine = sorted(saves_due.intersection(self.indices))
+        saves_due.difference_update(mine)
+        for index in mine:
             future: ActorFuture[Any] = ActorFuture(self.actor, None)
             message = dumps(tuple(Save(index - self.indices.start)))
             log = functools.partial(self._log_unsaved, index)
@@ -218,7 +197,11 @@ class EnvGroup(Tenant):
             text = Failure(*loads(frame.payload)).text
             self.actor.log.write(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
-    # The running job -------------------------------------------------------------------------------------
+    # For its jobs and threads that wait ------------------------------------------------------------------
+
+    def inputs_of_row(self, index: int) -> Inputs:
+        """Return the posted request of an env, and the requests before it."""
+        return self.recovery.step_inputs(index, self.table.posted_request(index))
 
     def check_memory(self, finished: int) -> str:
         """Return an error text if the worker claims to have finished rows that are not complete; else an empty one.
@@ -228,8 +211,8 @@ class EnvGroup(Tenant):
         """
         table = self.table
         for index in self.indices:
-            is_finished = table.status[index] == POSTED and finished >= table.call_ids[index]
-            if is_finished and index not in table.overdue and not table.is_complete(index):
+            is_finished = table.status[index] == POSTED and finished >= table.rows.call_ids[index]
+            if is_finished and index not in table.rows.overdue and not table.rows.is_complete(index):
                 return "its rows are not complete, and it says that it has finished them"
         return ""
 
@@ -260,17 +243,17 @@ class EnvGroup(Tenant):
         self.table.begin_process(self.indices, process.incarnation)
         if self._is_timing:
             self.begin_timing()
-        return self.recovery.replays_for_process(is_renewal=is_renewal)
+        return self.replays.jobs_for_process(is_renewal=is_renewal)
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env; a saved state begins the journal anew."""
         table, failed = self.table, frame.kind == Kind.FAILED
-        if not table.keeps_journals:
+        if not table.journals.is_recorded:
             return
         if kind != Kind.SAVE:
-            table.journal(index).record_call(kind, bytes(payload), failed=failed)
+            table.journals.of(index).record_call(kind, bytes(payload), failed=failed)
         elif not failed and table.episodes.state(index) == EPISODE_RUNS:
-            table.journal(index).begin_with_state(*loads(frame.payload))
+            table.journals.of(index).begin_with_state(*loads(frame.payload))
         self.queue_saves()
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
@@ -278,9 +261,19 @@ class EnvGroup(Tenant):
         return self.recovery.message_inputs(index, request)
 
     def on_exit(self, ended: ProcessExit) -> None:
-        """Continue or fail the requests of an ended process, and end its episodes."""
+        """Continue or fail the requests of an ended process, and end its episodes.
+
+        1. Record the process: how long its steps took, and whether it has crashed in a replay. The next steps decide
+           with that whether envs can be replayed.
+        2. End it in the table: posted envs are queued, and their episodes are lost.
+        3. Give the requests that it had not completed an outcome, or another try. The queued requests are now those
+           that were queued before the exit, and those that run again.
+        4. Settle those of them which need an episode that no replay brings back. If no process follows, `JobQueue`
+           fails all of them.
+        5. Wake the threads that wait for results.
+        """
         self._times.add(self.actor.page)
-        self.recovery.record_exit(ended)
+        self.replays.record_exit(ended)
         self.table.end_process(self.indices)
         self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.remainder.rows])
         if ended.plan.starts_another:
@@ -292,7 +285,7 @@ class EnvGroup(Tenant):
         if (index := self._find_env(future, QUEUED)) is None:
             return False
         end(self.table.activity(index))
-        self.table.set_idle([index])
+        self.table.withdraw(index)
         return True
 
     def blame(self, future: ActorFuture) -> None:
@@ -303,7 +296,7 @@ class EnvGroup(Tenant):
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""
         index = self._find_env(future, POSTED)
-        return index is not None and not self.table.is_complete(index)
+        return index is not None and not self.table.rows.is_complete(index)
 
     def _find_env(self, future: ActorFuture, status: int) -> int | None:
         table = self.table

@@ -1,29 +1,27 @@
-"""The recovery of one actor's envs from requests without results, and from the end of their process.
+"""The recovery of one actor's envs from requests without results.
 
-1. A loss says why a request has no result: `exit_loss`, `raised_loss`, and so on.
+1. A loss says why a request has no result. Each of the first methods makes one: `exit_loss`, `raised_loss`, and so on.
 2. `envactors.vector.fates` decides what follows from it.
-3. `end_attempt` applies that to the episode, the journal, the counts, and the process of the env. Then
-   `resolve_or_retry` applies it to the row, or `envactors.rollout.part` to the trajectory.
+3. `apply_fate` applies that to the episode, the journal, the counts, and the process of the env.
+4. `resolve_or_retry` does all this for a row: then the request has an outcome, or the caller queues it again. A rollout
+   does the rest of it for a trajectory instead (`envactors.rollout.failures`).
 
-A new process first runs replays, which bring envs to where they were. `EnvRecovery` has no state of its own.
+`EnvRecovery` keeps no state, and queues nothing. `envactors.vector.env_replays` brings envs back.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.calls import Replay
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit
+from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import dumps
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
@@ -33,7 +31,7 @@ from envactors.vector.table import QUEUED, EnvTable
 
 
 class EnvRecovery:
-    """Handles lost requests of one actor's envs, and brings the envs back. Changes happen under the vector's lock.
+    """Handles the requests of one actor's envs that have no result. Changes happen under the lock of the vector.
 
     Args:
         table: The envs of the vector.
@@ -51,7 +49,7 @@ class EnvRecovery:
 
     def raised_loss(self, activity: Activity, report: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
-        actor, incarnation, pid = self._actor, self._table.posted_in[activity.env], self._actor.pid
+        actor, incarnation, pid = self._actor, self._table.rows.posted_in[activity.env], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
         is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
         return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
@@ -59,8 +57,8 @@ class EnvRecovery:
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
-        is_over = activity.method == "reset" or table.slab.ends_episode(index, table.ops[index])
-        loss = RequestLoss(Cause.ERROR, outcome, table.posted_in[index], activity, self._actor.is_usable)
+        is_over = activity.method == "reset" or table.slab.ends_episode(index, table.rows.ops[index])
+        loss = RequestLoss(Cause.ERROR, outcome, table.rows.posted_in[index], activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
@@ -83,14 +81,17 @@ class EnvRecovery:
 
     def queued_request_loss(self, index: int, error_of: ErrorOf) -> RequestLoss:
         """Return the loss of a queued request that no process will run."""
-        activity, answer = self._table.activity(index), self._table.request(index).answer
+        activity, answer = self._table.activity(index), self._table.request(index).partial_answer
         # A closing actor reports the error that led to the retry, rather than that it is closed.
         earlier = answer.error if answer is not None and self._actor.is_closing else None
         error = earlier or ReadyOutcome(None, error_of(activity))
         return RequestLoss(Cause.NOT_BEGUN, error, self._actor.process.incarnation, activity, may_continue=False)
 
     def lost_episode_loss(self, activity: Activity) -> RequestLoss:
-        """Return the loss of a request that continues an episode which ended with an earlier process."""
+        """Return the loss of a request that continues an episode which ended with an earlier process.
+
+        Its incarnation is that of the process whose end is the error; the env continues in a later one.
+        """
         actor, last = self._actor, self._actor.last_exit_error
         incarnation = actor.process.incarnation if last is None or last.incarnation is None else last.incarnation
         error = ReadyOutcome(None, self.unfinished_error(activity))
@@ -122,13 +123,13 @@ class EnvRecovery:
         If so, the caller queues it, unless it is still in the queue.
         """
         table, reader, index = self._table, self._reader, loss.activity.env
-        decision, outcome = self.end_attempt(index, loss, table.posted_request(index))
+        decision, outcome = self.apply_fate(index, loss, table.posted_request(index))
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
             self._request_reset(index, outcome, keeps_seed=not decision.changes_seed)
             return True
-        if index in table.unposted:
+        if not table.was_posted(index):
             table.begin_seeds(index)  # as if it had run; only a canceled reset leaves the seeds as they were
         if decision.fate is EnvFate.TRUNCATE:
             table.last_rows.truncate(index, self.next_incarnation(loss))
@@ -136,7 +137,7 @@ class EnvRecovery:
             assert last is not None, "only an env with an earlier result is truncated"
             outcome = reader.read_later(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
         elif decision.fate is EnvFate.REPORT and loss.result_is_recorded:
-            table.last_rows.keep(index)  # the env continues from the result that cannot be read
+            table.last_rows.take_row(index)  # the env continues from the result that cannot be read
         table.record_outcome(index, outcome)
         return False
 
@@ -144,7 +145,8 @@ class EnvRecovery:
         """Turn the request of an env into a reset, whose result also reports the error."""
         table, request = self._table, self._table.request(index)
         is_step = request.method == "step"
-        answer = request.answer or ResetAnswer(self._reader.copy_last(index) if is_step else None, truncates=is_step)
+        last = self._reader.copy_last(index) if is_step else None
+        answer = request.partial_answer or ResetAnswer(last, truncates=is_step)
         seed = request.seed if keeps_seed else None
         options = None if is_step else request.payload
         reset = EnvRequest(request.method, request.future, seed, options, answer._replace(error=error))
@@ -156,8 +158,13 @@ class EnvRecovery:
 
     # Rows and rollouts -----------------------------------------------------------------------------------
 
-    def end_attempt(self, index: int, loss: RequestLoss, posted: PostedRequest) -> tuple[Decision, Outcome]:
+    def apply_fate(self, index: int, loss: RequestLoss, posted: PostedRequest) -> tuple[Decision, Outcome]:
         """End an attempt at a step or reset: apply its fate to the episode, the journal, the counts, and the process.
+
+        1. Complete the error. It may report the inputs, which are in the journal until 3.
+        2. Decide. `Episodes` applies the decision to the episode and the seeds.
+        3. Count the failure, and bring the journal to the point from which the env continues.
+        4. Replace the process, if the env has raised and cannot be used again.
 
         Args:
             index: The env.
@@ -167,43 +174,43 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, actor, journal = self._table, self._actor, self._table.journal(index)
+        table, actor, journal = self._table, self._actor, self._table.journals.of(index)
         request, error = table.request(index), self._complete_error(index, loss, posted)
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=request.method == "reset",
-            is_retry=request.answer is not None,
+            is_retry=request.partial_answer is not None,
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
             notices_loss=table.notices_loss(index),
-            can_replay=table.uses_replay and journal.can_replay,
-            can_retry=table.uses_replay and not loss.result_is_recorded and journal.can_retry(posted),
+            can_replay=table.journals.is_replayed and journal.can_replay,
+            can_retry=table.journals.is_replayed and not loss.result_is_recorded and journal.can_retry(posted),
         )
         decision = table.episodes.decide_loss(index, loss, facts)
         if decision.fate is EnvFate.REDO:
             if loss.cause is not Cause.NOT_BEGUN and loss.may_blame_inputs:
                 journal.count_crash()
         else:
-            if loss.cause is Cause.RUNNING:
+            if loss.cause is Cause.RUNNING or (loss.cause is Cause.NOT_BEGUN and not loss.may_continue):
                 actor.jobs.failed += 1
             if decision.ends_episode:
                 journal.forget()
-            elif table.keeps_journals and loss.report is not None:
-                journal.record_failed(journal.request(table.attach, index, posted))
+            elif table.journals.is_recorded and loss.report is not None:
+                journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
             actor.discard(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
         return decision, error
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
-        table, journal, crashes = self._table, self._table.journal(index), self._actor.config.crashes
+        table, journal, crashes = self._table, self._table.journals.of(index), self._actor.config.crashes
         if crashes is not None and loss.report is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted)
             return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
         has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
-        if not (has_crashed and table.uses_replay and journal.is_poison(posted)):
+        if not (has_crashed and table.journals.is_replayed and journal.is_poison(posted)):
             return loss.error
-        request = journal.request(table.attach, index, posted)
-        inputs = functools.partial(inputs_of, journal.replay(table.attach), request)
+        request = journal.request_message(table.attach, index, posted)
+        inputs = functools.partial(inputs_of, journal.replay_message(table.attach), request)
         crash = loss.error.read()[1]
         assert isinstance(crash, ActorError), "a running request fails only with its process"
         return ReadyOutcome(None, self._actor.errors.poison(crash, inputs))
@@ -223,62 +230,21 @@ class EnvRecovery:
         error.bundle = getattr(reported, "bundle", None)
         return error
 
-    # Replays ---------------------------------------------------------------------------------------------
-
-    def replays_for_process(self, *, is_renewal: bool) -> list[Job]:
-        """Return the jobs that a new process runs first, to bring the envs to where they were.
-
-        Without replays, the journals begin anew with it. Requests that need an episode which is gone now are handled.
-
-        Args:
-            is_renewal: Whether the user has asked for a fresh process, in which only attributes are set again.
-        """
-        for index in self._indices:
-            if not self._table.uses_replay:
-                self._table.journal(index).forget_all()
-            elif is_renewal:
-                self._table.journal(index).forget()
-        self.settle_lost_episodes(self._indices)
-        return [*filter(None, map(self._replay_of, self._indices))]
-
-    def _replay_of(self, index: int) -> Replay | None:
-        """Return the job that replays the journal of an env; None if it has nothing to repeat."""
-        message = self._table.journal(index).replay(self._table.attach)
-        return message and Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
-
-    def _on_replayed(self, index: int, is_same: bool) -> None:
-        """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
-        journal, actor = self._table.journal(index), self._actor
-        could_replay = journal.can_replay
-        journal.record_replay(crashed=False, is_same=is_same)
-        if journal.can_replay:
-            self._table.episodes.resume(index)
-            text = f"the episode of env {index} was replayed in the new process, and continues"
-            actor.log.write(logging.WARNING, text)
-        elif could_replay and (attribute_replay := self._replay_of(index)):
-            actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
-        self.settle_lost_episodes([index])
-
-    def record_exit(self, ended: ProcessExit) -> None:
-        """Record the replay that has ended a process, if it was one."""
-        if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.journal(ended.culprit.env).record_replay(crashed=True)
-
     # Crash bundles ---------------------------------------------------------------------------------------
 
     def step_inputs(self, index: int, posted: PostedRequest) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle."""
-        table, journal = self._table, self._table.journal(index)
-        inputs = self.message_inputs(index, journal.request(table.attach, index, posted))
-        is_poison = table.uses_replay and journal.is_poison(posted)
+        table, journal = self._table, self._table.journals.of(index)
+        inputs = self.message_inputs(index, journal.request_message(table.attach, index, posted))
+        is_poison = table.journals.is_replayed and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
-        table, journal, reader = self._table, self._table.journal(index), self._reader
+        table, journal, reader = self._table, self._table.journals.of(index), self._reader
         last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, has_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.
         read = None if last is None or table.rollouts_in_flight else lambda: reader.read(last).obs
-        replay = journal.replay(table.attach)
+        replay = journal.replay_message(table.attach)
         return Inputs(replay and copy_replay(replay), request, is_complete, read_observation=read)

@@ -20,36 +20,45 @@ from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 from envactors.vector.selection import Selection
 
-# The episode of an env, in the lowest bits of its flags.
+# The flags of an env. The two lowest bits are the state of its episode; the others are independent of each other.
+#
+# The state:
 #
 #     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed or reset──▶ EPISODE_RUNS
 #                                    └── a failure without a replay ──┴──▶ NO_EPISODE
 #
-# An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins.
+# An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins. An env with no flag at all only
+# needs an action to make a step; that is the fast path.
 EPISODE_RUNS: Final = 0
 NO_EPISODE: Final = 1
-EPISODE_LOST: Final = 2  # with its process; a replay may bring it back, and no result has told the user
+EPISODE_LOST: Final = 2  # its process has ended, and no result has told the user; a replay may bring it back
 _STATE: Final = 3
+NEEDS_RESET: Final = 4  # the user has to reset the env before its next step
+NEW_PROCESS: Final = 8  # the env was not reset yet in its current process
+RETIRING: Final = 16  # the process is to be replaced before the next reset, unless it is a new one
+SEEDED: Final = 32  # each reset of the env gets a seed
+NO_RESULT: Final = 64  # the env has not returned anything yet
+INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the text of an error
 
-# The other flags of an env. One without flags, whose state is thus `EPISODE_RUNS`, only needs an action to make a step.
+# The methods that set and clear these flags. All envs begin with NO_EPISODE, NEEDS_RESET, NEW_PROCESS, and NO_RESULT.
 #
-#                 set by                                  cleared by
-# NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
-#                 step resets it; the end of an episode   `disable_reset_checks`
-#                 without autoreset, or its `restore`;
-#                 at first
-# NEW_PROCESS     `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
-# RETIRING        the end of an episode, if its recycler  the result of a reset that is not in the same
-#                 says so                                 `record_sequence`; `resume`, `restore`
-# SEEDED          `seed_episodes`                         nothing
-# NO_RESULT       at first                                a result, `restore` with a last result
-# INTERRUPTED     `on_interrupt`                          a result, `end_without_result`, `restore`
-NEEDS_RESET: Final = 4  # the user has to reset it
-NEW_PROCESS: Final = 8  # it was not reset yet in its current process
-RETIRING: Final = 16  # its process is to be replaced before its next reset; has no effect on one that is `NEW_PROCESS`
-SEEDED: Final = 32  # each of its resets gets a seed
-NO_RESULT: Final = 64  # it has not returned anything yet
-INTERRUPTED: Final = 128  # an interrupted change has ended its episode
+#                           state         NEEDS_RESET    NEW_PROCESS   RETIRING         NO_RESULT       INTERRUPTED
+#     record, a step        EPISODE_RUNS  clears                                        clears          clears
+#     record, a reset       EPISODE_RUNS  clears         clears        clears           clears          clears
+#     the end of an episode               sets, without                sets, if the
+#                                         autoreset                    recycler says so
+#     end_without_result    NO_EPISODE    sets, or clears                                               clears
+#                                         if `resets_next`
+#     on_process_lost       EPISODE_LOST,                sets
+#                           if it ran
+#     on_interrupt          NO_EPISODE    sets           sets                                           sets
+#     resume                EPISODE_RUNS                 clears        clears
+#     restore               EPISODE_RUNS  sets or clears clears        clears           clears, with    clears
+#                                                                                       a last result
+#     disable_reset_checks                clears
+#
+# `seed_episodes` sets SEEDED. Nothing clears it. If one call of `record_sequence` has a reset after the end of an
+# episode, RETIRING stays set: the next process has to do the next reset.
 
 
 class Episodes:
@@ -66,7 +75,7 @@ class Episodes:
         on_failure: As above.
         may_recycle: Whether processes may be replaced after an episode.
         flags: The state of each env's episode, and which of the flags above apply to the env.
-        no_flags: The value of ``flags`` while every env only needs an action to make a step.
+        no_flags: The value of ``flags`` while no env has one.
         resets_next: Whether the next step of an env resets it, by autoreset.
         steps, finished: How many steps and finished episodes each env has had.
         root_seeds: The seed of each env's last seeded reset.
@@ -96,6 +105,8 @@ class Episodes:
         self.checks_resets: bool = True
         self.no_flags: bytes = bytes(count)
         self._ones = np.ones(count, np.int64)
+
+    # Facts -----------------------------------------------------------------------------------------------
 
     def state(self, index: int) -> int:
         """Return the state of an env's episode: `EPISODE_RUNS`, `EPISODE_LOST`, or `NO_EPISODE`."""
@@ -136,8 +147,8 @@ class Episodes:
         if self.flags[index] & SEEDED:
             self.next_seeds[index] = seed
 
-    def advance(self, index: int) -> None:
-        """Record that an episode has begun, or has failed to: the next one has another seed."""
+    def advance_seed(self, index: int) -> None:
+        """Give the next reset another seed, since the current one is used up, by a success or a failure."""
         root_seed = self.root_seeds[index]
         if self.flags[index] & SEEDED and root_seed is not None:
             self.episode_numbers[index] += 1
@@ -164,6 +175,10 @@ class Episodes:
         """
         self.record_sequence(index, bytes([ends]), bytes([is_reset]))
 
+    def record_bare_step(self, index: int) -> None:
+        """Record a step of an env without flags that has not ended its episode."""
+        self.steps[index] += 1
+
     def record_end_without_reset(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset.
 
@@ -174,10 +189,10 @@ class Episodes:
         self.end_without_result(index, resets_next=self.on_failure != "raise")
 
     def record_sequence(self, index: int, ends: bytes, resets: bytes) -> None:
-        """Record consecutive results of an env in one process.
+        """Record consecutive results of an env in one process, as a rollout has them.
 
-        After the end of an episode at which the process was to be replaced, that is still due: a reset in the same
-        sequence could not wait for the next process.
+        If the process was to be replaced at an end of an episode among them, that is still due: the worker did not
+        stop there, and its reset in the same sequence does not count as that of the next process.
 
         Args:
             index: The env.
@@ -188,8 +203,8 @@ class Episodes:
         self.flags[index] &= ~cleared
         self.resets_next[index] = False
         for _ in range(resets.count(1)):
-            self.advance(index)
-        # `_end` compares the steps up to the last end with the limits of the process.
+            self.advance_seed(index)
+        # The steps are added in two parts: `_end` compares those up to the last end with the limits of the process.
         until_end = ends.rfind(1) + 1
         self.steps[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):
@@ -209,10 +224,10 @@ class Episodes:
         if envs.is_all:  # NumPy takes half of the time to add an array in place of a number
             self._steps += self._ones
         else:
-            self._steps[envs.at] += 1
+            self._steps[envs.array_index] += 1
         if 1 in self.resets_next:
-            self._steps[envs.at] -= self._resets_next[envs.at]
-            self._resets_next[envs.at] = False
+            self._steps[envs.array_index] -= self._resets_next[envs.array_index]
+            self._resets_next[envs.array_index] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
                 self._end(envs.ids[place])
@@ -222,7 +237,7 @@ class Episodes:
         """Record the end of an episode."""
         self.finished[index] += 1
         if self.autoreset.resets_within_step:
-            self.advance(index)
+            self.advance_seed(index)
         if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps[index])):
             self.flags[index] |= RETIRING
             self._renewal_reasons[index] = reason
@@ -247,7 +262,7 @@ class Episodes:
         if decision.ends_episode:
             self.end_without_result(index, resets_next=decision.resets_next)
         if decision.changes_seed and not loss.result_is_recorded:
-            self.advance(index)
+            self.advance_seed(index)
         return decision
 
     def renewal_reason(self, ids: Iterable[int], reset_ids: Container[int] = ()) -> str:
@@ -261,7 +276,7 @@ class Episodes:
         return next(map(self._renewal_reasons.__getitem__, due), "")
 
     def is_retiring(self, index: int) -> bool:
-        """Return whether the process of an env is to be replaced before its next reset; one without resets is new."""
+        """Return whether the process of an env is to be replaced before its next reset; one without a reset stays."""
         return self.flags[index] & (RETIRING | NEW_PROCESS) == RETIRING
 
     def on_process_lost(self, index: int) -> None:
@@ -279,10 +294,11 @@ class Episodes:
         self.flags[index] &= ~(_STATE | NEW_PROCESS | RETIRING)
 
     def step_notices_loss(self, index: int) -> bool:
-        """Return whether the next step of an env reports the loss of the episode, if its process has ended.
+        """Return whether the next step of an env would report that its episode was lost.
 
-        An autoreset does so, too, and a crash between two episodes is reported, unless failures are raised, or the
-        process was to be replaced anyway.
+        A step that continues the episode does. So does an autoreset, although it needs nothing of the episode before
+        it: users want to see each crash. It does not if failures are raised, since that would cost the step its result,
+        nor if the process was to be replaced anyway.
         """
         if not self.resets_next[index]:
             return True
@@ -298,7 +314,8 @@ class Episodes:
         self.flags[index] &= ~(_STATE | NEEDS_RESET | NEW_PROCESS | RETIRING | INTERRUPTED)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
-        # The vector of the snapshot may have had another ``autoreset``.
+        # At the end of an episode, the env needs a reset by the rules of this vector, which may differ from those of
+        # the vector that has made the snapshot.
         must_reset = snapshot.resets_next and self.autoreset.needs_reset_after_end
         self.flags[index] |= NEEDS_RESET if must_reset and self.checks_resets else 0
         self.resets_next[index] = snapshot.resets_next and not must_reset

@@ -23,6 +23,16 @@ its next step finds that: with cause NOT_BEGUN, it gets TRUNCATE, one step later
 
 With a call of ``reset`` in place of the steps, env 0 gets RESET, with the user's seed, since that may not be the
 reason, and env 1 gets REDO, since a reset needs no episode.
+
+Four facts about an env whose process has ended are easily confused:
+
+    EPISODE_LOST          the episode was running in that process (`Episodes`); a replay may still bring it back
+    is_lost_for_good      ... and no replay can bring it back (`EnvTable`)
+    notices_loss          the env's next request would report a lost episode: it is a step, or its autoreset, which the
+                          user expects to continue from the last result. A call of ``reset`` would not, since it
+                          begins a new episode anyway; nor would an autoreset under ``on_failure="raise"``, or if the
+                          process was to be recycled then. `Episodes.step_notices_loss` is the same for a bare step
+    needs_lost_episode    both of the former: the request cannot run, and is lost with cause NOT_BEGUN
 """
 
 from __future__ import annotations
@@ -53,14 +63,14 @@ class RequestLoss(NamedTuple):
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request; a step that was running its autoreset counts as a reset.
-        may_continue: Whether the actor has a process now, or will have another one; in-process also whether another
-            attempt is allowed.
+        may_continue: Whether the actor has a process now, or will have another one. In-process, also whether the env
+            may be reset once more.
         report: The worker's report of what the env raised; None without one.
-        reason: Why the parent ended the process, if that concerns the request.
+        reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
-        episode_is_over: Whether it failed in a reset, perhaps in one within a step, or its step has ended the episode,
-            and only the result cannot be had.
-        result_is_recorded: Whether the episode and the journal have the result already, and only reading it has failed.
+        episode_is_over: Whether the env has no running episode any more: the request failed in a reset, perhaps in one
+            within a step, or the step ended the episode before its result turned out to be unreadable.
+        result_is_recorded: Whether episode and journal have recorded the result, and only unpickling it has failed.
     """
 
     cause: Cause
@@ -91,9 +101,8 @@ class RequestFacts(NamedTuple):
     Attributes:
         user_called_reset: Whether the user called ``reset``, rather than ``step``.
         is_retry: Whether it is not the first attempt. That counts only for a call of ``reset``.
-        ran_reset: Whether the env ran a reset, for the user or for autoreset, whose seed may be the cause.
-        notices_loss: Whether the request reports that the episode is lost, if it is: it continues the episode of the
-            last result, or is the autoreset after it.
+        ran_reset: Whether the env had begun a reset, for the user or for autoreset, so that its seed may be the cause.
+        notices_loss: Whether the request would report that the episode is lost; see the top of this module.
         can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
     """
@@ -110,7 +119,7 @@ class Decision(NamedTuple):
     """The fate of a request, and what follows from it.
 
     Attributes:
-        fate: Its fate.
+        fate: The fate.
         ends_episode: Whether the env has no episode any more.
         resets_next: Whether the next step of an env without an episode resets it, or else the user has to.
         changes_seed: Whether the next reset has another seed, in case that of this one is the cause.
@@ -127,7 +136,7 @@ class Decision(NamedTuple):
 def decide(
     loss: RequestLoss, request: RequestFacts, on_failure: OnFailure, autoreset: AutoresetRules, *, has_result: bool
 ) -> Decision:
-    """Choose the fate of a request, and derive what follows from it.
+    """Decide about a request without a result.
 
     Args:
         loss: Why it has no result.
@@ -136,27 +145,15 @@ def decide(
         autoreset: What follows from the end of an episode.
         has_result: Whether the env has returned anything yet.
     """
-    cause = loss.cause
-    if cause is Cause.NOT_BEGUN:
-        runs_again = request.can_replay or not request.notices_loss
-    elif loss.reason is EndReason.DISCARD and request.can_replay:
-        runs_again = True  # another env has raised, and ended the process
-    else:
-        runs_again = request.can_retry and loss.reason is not EndReason.ABORT
-    if not loss.may_continue:
-        fate = EnvFate.FAIL
-    elif runs_again:
-        fate = EnvFate.REDO
-    elif on_failure == "raise":
-        fate = EnvFate.REPORT if cause is Cause.ERROR and not loss.episode_is_over else EnvFate.FAIL
-    elif request.user_called_reset or autoreset.resets_within_step or not has_result:
-        fate = EnvFate.RESET
-    else:
-        fate = EnvFate.TRUNCATE
-    # A call of `reset` runs again with the user's seed once: with replays by a REDO, otherwise here.
+    needs_reset = request.user_called_reset or autoreset.resets_within_step or not has_result
+    fate = _choose_fate(loss, request, on_failure, EnvFate.RESET if needs_reset else EnvFate.TRUNCATE)
+    # A crash in `reset(seed=7)`: the next process tries the user's seed 7 once more, since something else may have
+    # ended the process. Then it derives another seed. Under "replay" the try with the same seed was a REDO already,
+    # except if the inputs were not to blame.
     is_first_retry = not request.is_retry and (on_failure != "replay" or not loss.may_blame_inputs)
     keeps_seed = fate is EnvFate.RESET and request.user_called_reset and is_first_retry
-    # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
+    # A crash in the autoreset of seeded episodes: "replay" runs it again, with its seed, even if the journal is full
+    # and no replay is possible. The old episode then ends here, and the next step has to reset the env.
     is_seeded_autoreset = fate is EnvFate.REDO and request.notices_loss and not request.can_replay
     is_reset_later = fate in (EnvFate.RESET, EnvFate.TRUNCATE) and not request.user_called_reset
     return Decision(
@@ -164,5 +161,25 @@ def decide(
         ends_episode=is_seeded_autoreset or fate not in (EnvFate.REPORT, EnvFate.REDO),
         resets_next=is_seeded_autoreset or (is_reset_later and not autoreset.needs_reset_after_end),
         changes_seed=request.ran_reset and fate is not EnvFate.REDO and not keeps_seed,
-        replaces_process=cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
+        replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )
+
+
+def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure, if_answered: EnvFate) -> EnvFate:
+    """Choose the fate of a request; ``if_answered`` if the vector has to answer it itself.
+
+    The first of these that applies: no process will follow; it can run again; failures are raised; it is answered.
+    """
+    if not loss.may_continue:
+        return EnvFate.FAIL
+    if loss.cause is Cause.NOT_BEGUN:
+        runs_again = request.can_replay or not request.notices_loss
+    elif loss.reason is EndReason.DISCARD and request.can_replay:
+        runs_again = True  # another env has raised, and ended the process
+    else:
+        runs_again = request.can_retry and loss.reason is not EndReason.ABORT
+    if runs_again:
+        return EnvFate.REDO
+    if on_failure != "raise":
+        return if_answered
+    return EnvFate.REPORT if loss.cause is Cause.ERROR and not loss.episode_is_over else EnvFate.FAIL

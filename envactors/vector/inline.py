@@ -51,7 +51,7 @@ class _RunningRequests(InlineRequest):
     Attributes:
         ids, reset_args: As above.
         reset_env: The last env whose request was a reset, rather than a step; -1 for none.
-        losses: The requests that have failed, among them resets that answer an earlier failure.
+        losses: The failures of requests that have no outcome yet, by env.
     """
 
     def __init__(self, engine: InlineEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
@@ -59,15 +59,16 @@ class _RunningRequests(InlineRequest):
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
-        self.losses: list[RequestLoss] = []
+        self.losses: dict[int, RequestLoss] = {}
 
     def fail(self, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False) -> None:
         """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
-        self._engine._other_requests[self.index] += 1
-        incarnation = self._engine._actor_by_env[self.index].process.incarnation
-        outcome, activity = ReadyOutcome(None, error), Activity("reset" if in_reset else "step", self.index)
-        ended = in_reset or ended
-        self.losses.append(RequestLoss(cause, outcome, incarnation, activity, may_continue=True, episode_is_over=ended))
+        engine, index = self._engine, self.index
+        engine._resets_and_failures[index] += 1
+        activity = Activity("reset" if in_reset else "step", index)
+        incarnation = engine._actor_by_env[index].process.incarnation
+        loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
+        self.losses[index] = loss._replace(episode_is_over=in_reset or ended)
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -125,14 +126,15 @@ class InlineEngine(Engine):
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
         self._running_requests: list[_RunningRequests] = []
-        self._envs_without_result: set[int] = set()  # those of interrupted requests, until they are reset
+        # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, as before a reset.
+        self._envs_without_result: set[int] = set()
         self._lock, self._code = self.actors[0].config.lock, self.actors[0].code
         self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = []  # filled below, actor by actor
         # The memory in which each env records its current method: the counters of its actor's control page. An env that
         # is missing has a stand-in.
         self._counters: list[Any] = []
         self._closed: set[int] = set()  # the envs of closed actors
-        self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
+        self._resets_and_failures = [0] * count  # how many resets, and how many steps that failed, each env has run
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
         self._times = {actor: StepTimes(len(actor.indices)) for actor in self.actors}
@@ -163,12 +165,12 @@ class InlineEngine(Engine):
             self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)
-            self._last.are_first[index] = False
+        self._last.on_process_lost(actor.indices)
 
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
         mine = slice_of(actor.indices)
-        return sum(self.episodes.steps[mine]) + sum(self._other_requests[mine])
+        return sum(self.episodes.steps[mine]) + sum(self._resets_and_failures[mine])
 
     # Statistics ------------------------------------------------------------------------------------------
 
@@ -189,7 +191,9 @@ class InlineEngine(Engine):
             return [*self.receivable(), *self._envs_without_result.union(interrupted)]
 
     def receivable(self) -> list[int]:
-        with self._lock:  # until another thread has run its requests, it is unknown which results futures get
+        # The results of running requests, which another thread may have begun, are not there for `receive`: they go to
+        # the futures of these requests, or to the call that runs them.
+        with self._lock:
             ready, running = [*self._pending_infos, *self._pending_errors], self._running_ids()
             return [index for index in ready if index not in running] if running else ready
 
@@ -212,10 +216,10 @@ class InlineEngine(Engine):
         if reply.kind == Kind.FAILED:
             self.episodes.end_without_result(index)
             return
-        self._last.are_first[index] = snapshot.starts
         if last is not None:
-            self._last.keep(index, (last.obs, last.reward, last.terminated, last.truncated, last.info))
-            self._last.incarnations[index] = reply.incarnation
+            fields = last.obs, last.reward, last.terminated, last.truncated, last.info
+            self._last.take(index, fields, snapshot.is_start)
+            self._last.change_process(index, reply.incarnation)
         self.episodes.restore(index, snapshot)
 
     def read_last(self, index: int) -> EnvStep | None:
@@ -243,7 +247,7 @@ class InlineEngine(Engine):
         if type(split) is np.ndarray and split.ndim > 1:
             split = split.copy()
         elif type(split) is list:
-            split = self._convert(copy_value, envs, split, "step")
+            split = self._convert_each(copy_value, envs, split, "step")
         running = _RunningRequests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._begin(running)
@@ -253,8 +257,8 @@ class InlineEngine(Engine):
     def _run_steps(self, running: _RunningRequests, actions: Iterable[Any]) -> None:
         """Run a step of each env, or the reset that takes its place; keep the results and failures."""
         # Local variables make the loop faster.
-        episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._last.keep
-        resets_within_step, are_first = episodes.autoreset.resets_within_step, self._last.are_first
+        episodes, infos, hosted, take = self.episodes, self._pending_infos, self._hosted_envs, self._last.take
+        resets_within_step, record_bare_step = episodes.autoreset.resets_within_step, episodes.record_bare_step
         resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
@@ -271,20 +275,19 @@ class InlineEngine(Engine):
                 fields = hosted[index].step(action, resets_within_step, seeds[index])
                 _, _, terminated, truncated, _ = fields
                 ends = bool(terminated or truncated)
-                infos[index] = keep(index, fields)
+                infos[index] = take(index, fields, ends and resets_within_step)
             except Exception as error:
                 running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
             if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
-                self._last.incarnations[index] = self._actor_by_env[index].process.incarnation
+                self._last.change_process(index, self._actor_by_env[index].process.incarnation)
                 episodes.record(index, ends=ends, is_reset=False)
             else:
-                episodes.steps[index] += 1
-            are_first[index] = ends and resets_within_step
+                record_bare_step(index)
 
     def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
-        return self._convert(copy_value, envs, options, "reset")
+        return self._convert_each(copy_value, envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
         self._check_open(envs, "reset")
@@ -308,8 +311,8 @@ class InlineEngine(Engine):
 
     def _check_delivered(self, ids: list[int]) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending."""
-        infos, errors, cut = self._pending_infos, self._pending_errors, self._envs_without_result
-        if (infos or errors or cut) and (busy := [i for i in ids if i in infos or i in errors or i in cut]):
+        infos, errors, without = self._pending_infos, self._pending_errors, self._envs_without_result
+        if (infos or errors or without) and (busy := [i for i in ids if i in infos or i in errors or i in without]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
 
     def _check_caller(self, ids: list[int]) -> None:
@@ -339,7 +342,10 @@ class InlineEngine(Engine):
         return {index for running in self._running_requests for index in running.ids}
 
     def _settle_interrupted(self) -> None:
-        """Drop the results of requests that an interrupt has ended; their envs are pending until `make_idle`."""
+        """Drop the results of requests that an interrupt has ended; their envs are busy until `make_idle`.
+
+        If the interrupt came in a reset within a step, the episode has ended, and the next step resets the env.
+        """
         for interrupted in self._running_requests:
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
@@ -359,7 +365,13 @@ class InlineEngine(Engine):
         return self.episodes.autoreset.resets_within_step and bool(self._counters[index][METHOD] == METHOD_RESET)
 
     def _run_reset(self, running: _RunningRequests, index: int, *, keeps_seed: bool = True) -> bool:
-        """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
+        """Run the reset of an env; keep its result or failure, and return whether it has succeeded.
+
+        Args:
+            running: The requests, among them that of the env.
+            index: The env.
+            keeps_seed: Whether it uses the user's seed, if there is one.
+        """
         running.index = running.reset_env = index
         seed, options = running.reset_args.get(index, _NO_ARGS)
         episodes, incarnation = self.episodes, self._actor_by_env[index].process.incarnation
@@ -369,13 +381,12 @@ class InlineEngine(Engine):
             seed = episodes.seed_of_reset(index, incarnation)
         try:
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
-            self._pending_infos[index] = self._last.keep(index, fields)
+            self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
             running.fail(Cause.ERROR, error, in_reset=True)
             return False
-        self._last.incarnations[index] = incarnation
-        self._other_requests[index] += 1
-        self._last.are_first[index] = True
+        self._last.change_process(index, incarnation)
+        self._resets_and_failures[index] += 1
         episodes.record(index, ends=False, is_reset=True)
         return True
 
@@ -392,21 +403,26 @@ class InlineEngine(Engine):
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
-        for loss in running.losses:  # a reset that answers a failure, and fails, adds another one
-            self._recover(running, loss)
+        for index in [*running.losses]:
+            attempts = 0
+            while index in running.losses:  # again after a reset that was to answer the failure, and has failed itself
+                attempts += 1
+                self._recover(running, running.losses.pop(index), attempts)
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
             step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None
             future.set_outcome(ReadyOutcome(step, error))
         self._running_requests.remove(running)
 
-    def _recover(self, running: _RunningRequests, loss: RequestLoss) -> None:
-        """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
+    def _recover(self, running: _RunningRequests, loss: RequestLoss, attempts: int) -> None:
+        """Replace the envs of an actor after a failure if necessary; keep the outcome of the request.
+
+        If a reset answers the request, and fails, its failure is the new loss of the env.
+        """
         running.index = index = loss.activity.env
         actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
         error = loss.error.read()[1]
         assert error is not None, "the request has failed"
-        attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
         facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", notices_loss=True)
@@ -419,8 +435,7 @@ class InlineEngine(Engine):
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
-            self._last.truncate(index)
-            self._last.incarnations[index] = actor.process.incarnation
+            self._last.truncate(index, actor.process.incarnation)
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
@@ -429,7 +444,7 @@ class InlineEngine(Engine):
                 before = last and (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
                 if not user_called_reset:
-                    self._last.truncate(index)
+                    self._last.truncate(index, actor.process.incarnation)
 
     # Delivering ------------------------------------------------------------------------------------------
 

@@ -29,24 +29,28 @@ class LastResults:
         keeps_infos: Whether infos may have to be returned again.
 
     Attributes:
-        incarnations: int64, shape (n,): the process that has returned each result.
-        are_first: Whether each observation is the first of its episode.
+        are_first: Whether each observation is the first of its episode, and the env is still there to continue it.
     """
 
     def __init__(self, described: Description, count: int, *, keeps_infos: bool) -> None:
-        self.incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.are_first: list[bool] = [False] * count
         self._observations = _column_of(OBJECT if described.observation is None else described.observation, count)
         self._rewards = _column_of(described.reward, count)
         self._no_reward = _prepare(self._rewards, zeros(described.reward))
         self._has_objects = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
         self._terminated, self._truncated = np.zeros((2, count), np.bool_)
+        self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._terminated_memory, self._truncated_memory = self._terminated.data, self._truncated.data
         self._infos: list[Any] = [{}] * count if keeps_infos else []
         self._all_ids = np.arange(count)
 
-    def keep(self, index: int, fields: tuple[Any, ...]) -> Any:
-        """Copy a result of an env; return a copy of its info to deliver.
+    def take(self, index: int, fields: tuple[Any, ...], is_first: bool) -> Any:
+        """Make a result of an env the last one, by copying it; return a copy of its info to deliver.
+
+        Args:
+            index: The env.
+            fields: The observation, the reward, whether the episode has ended and was cut off, and the info.
+            is_first: Whether the observation is the first of its episode.
 
         Raises:
             SerializationError: A value cannot be copied. Then nothing has changed.
@@ -61,14 +65,27 @@ class LastResults:
         except Exception as error:
             raise SerializationError(f"the result of env {index} cannot be copied: {safe_repr(error)}") from error
         self._terminated_memory[index], self._truncated_memory[index] = terminated, truncated
+        self.are_first[index] = is_first
         self._rewards[index] = reward
         self._observations[index] = obs
         return info
 
-    def truncate(self, index: int) -> None:
-        """Make the last result, which may be that of a reset, the answer to a failed step."""
+    def change_process(self, index: int, incarnation: int) -> None:
+        """Record the process that has returned the last result of an env, and returns the next ones."""
+        self._incarnations[index] = incarnation
+
+    def truncate(self, index: int, incarnation: int) -> None:
+        """Make the last result the answer to a failed step; it is that of a reset if one answers the step.
+
+        The env continues in the process with that incarnation.
+        """
         self._terminated[index], self._truncated[index] = False, True
         self._rewards[index] = self._no_reward
+        self.change_process(index, incarnation)
+
+    def on_process_lost(self, envs: range) -> None:
+        """Record that envs were replaced, and do not continue from their last observations."""
+        self.are_first[slice_of(envs)] = [False] * len(envs)
 
     def info(self, index: int) -> Any:
         """Return a copy of the info of an env; an empty one if infos are not kept."""
@@ -79,14 +96,14 @@ class LastResults:
         obs, reward = _read(self._observations, index), _read(self._rewards, index)
         reward = float(reward) if isinstance(reward, float) else reward
         terminated, truncated = bool(self._terminated[index]), bool(self._truncated[index])
-        return EnvStep(index, obs, reward, terminated, truncated, info, int(self.incarnations[index]))
+        return EnvStep(index, obs, reward, terminated, truncated, info, int(self._incarnations[index]))
 
     def read_batch(self, envs: Selection, infos: list[Any]) -> Batch:
         """Return the results of envs as users get them, with their infos."""
-        at = envs.at
+        at = envs.array_index
         obs, rewards = _read(self._observations, at), _read(self._rewards, at)
         terminated, truncated = self._terminated[at].copy(), self._truncated[at].copy()
-        ids, incarnations = self._all_ids[at].copy(), self.incarnations[at].copy()
+        ids, incarnations = self._all_ids[at].copy(), self._incarnations[at].copy()
         return Batch(ids, obs, rewards, terminated, truncated, infos, incarnations)
 
     def read_observations(self, envs: range) -> Any:

@@ -1,36 +1,36 @@
 """The last result of each env in rows: which buffer has it, and the parts of it that no row keeps.
 
-`envactors.vector.inline_results` has the last results of in-process envs.
+Each row has two buffers. One has the last result, which the user has got, and may get again after a failure; the posted
+request writes to the other one. `envactors.vector.inline_results` has the last results of in-process envs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, RESET, Slab
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, RESET
 from envactors.vector.episodes import Episodes
 from envactors.vector.requests import RowResult
+from envactors.vector.rows import Rows
 from envactors.vector.selection import Selection
 
-# A bit of `LastRows.ops` that no operation has: a failed step was answered with the observation in the buffer, with
-# reward 0, truncated. The buffer keeps the reward and the flags of the result before it.
+# A bit of `LastRows.ops` that no operation has: the last result is the answer to a failed step. It has the observation
+# in the buffer, reward 0, and is truncated. The reward and the flags in the buffer are those of the result before.
 TRUNCATED: Final = 128
 
 
 class LastRows:
-    """The last result of each env, which may have to be returned again.
+    """The last result of each env.
 
-    Requests are written to the other buffer of the row, so one without a result changes nothing here. A result becomes
-    the last one when it is delivered or dropped, or when the env continues from it without that.
+    A posted request that gets no result changes nothing here. A result becomes the last one
+
+    - when it is delivered (`take_rows`, or `take_row`), or dropped by a call of ``reset``,
+    - or before that, when its env must continue from it: for a future, or with a reset in the next process.
 
     Args:
-        slab: The rows.
-        posted_ops: Each env's last posted operation.
-        posted_in: The process that each was posted to.
-        content: Returns the info and the object leaves in an env's complete row, pickled; None if there are none.
+        rows: The rows.
         episodes: The episodes of the envs.
 
     Attributes:
@@ -41,38 +41,35 @@ class LastRows:
         contents: The info and the object leaves of each env, pickled; None if there are none, or they are not kept.
     """
 
-    def __init__(
-        self, slab: Slab, posted_ops: bytearray, posted_in: memoryview, content: Callable[..., Any], episodes: Episodes
-    ) -> None:
+    def __init__(self, rows: Rows, episodes: Episodes) -> None:
+        slab, count = rows.slab, len(rows.ops)
         self.has_objects: bool = any(leaf is None for leaf in (*slab.observations, slab.layout.reward))
-        self.ops: bytearray = bytearray(len(posted_ops))
-        self.incarnations: memoryview[int] = np.zeros(len(posted_ops), np.int64).data
-        self.contents: list[bytes | None] = [None] * len(posted_ops)
+        self.ops: bytearray = bytearray(count)
+        self.incarnations: memoryview[int] = np.zeros(count, np.int64).data
+        self.contents: list[bytes | None] = [None] * count
+        self._rows = rows
         self._slab = slab
-        self._posted_ops = posted_ops
-        self._posted_in: memoryview[int] = posted_in
-        self._content_of = content
         self._resets_within_step = episodes.autoreset.resets_within_step
         self._keeps_contents = episodes.on_failure != "raise" or self.has_objects
         self._op_array = np.frombuffer(self.ops, np.uint8)
 
     def are_first(self, at: Any) -> Any:
-        """Return whether observations are the first of their episodes; for ``at`` see `Selection`."""
+        """Return whether observations are the first of their episodes; ``at`` is an index into arrays of all envs."""
         return self._op_array[at] & RESET != 0
 
     def buffers(self, at: Any) -> Any:
         """Return the buffers with the results of envs."""
         return self._op_array[at] & BUFFER
 
-    def keep(self, index: int) -> None:
+    def take_row(self, index: int) -> None:
         """Make the result in the complete row of an env the last one."""
-        op = self._posted_ops[index]
+        op = self._rows.ops[index]
         was_reset = self._resets_within_step and not op & NO_AUTORESET and self._slab.ends_episode(index, op)
         self.ops[index] = op | RESET if was_reset else op
-        self.incarnations[index] = self._posted_in[index]
-        self._keep_content(index, self._content_of(index))
+        self.incarnations[index] = self._rows.posted_in[index]
+        self._keep_content(index, self._rows.content(index))
 
-    def keep_all(self, envs: Selection, terminated: Any, truncated: Any, *, have_contents: bool) -> None:
+    def take_rows(self, envs: Selection, terminated: Any, truncated: Any, *, have_contents: bool) -> None:
         """Make the results in the complete rows of envs on the fast path the last ones.
 
         Args:
@@ -82,20 +79,20 @@ class LastRows:
             have_contents: Whether any row may have an info or object leaves.
         """
         if envs.is_all:  # as plain memory, which takes a quarter of the time of arrays
-            self.ops[:] = self._posted_ops
-            self.incarnations[:] = self._posted_in
+            self.ops[:] = self._rows.ops
+            self.incarnations[:] = self._rows.posted_in
         else:
             for index in envs.ids:
-                self.ops[index] = self._posted_ops[index]
-                self.incarnations[index] = self._posted_in[index]
+                self.ops[index] = self._rows.ops[index]
+                self.incarnations[index] = self._rows.posted_in[index]
         if self._resets_within_step and (True in terminated.tobytes() or True in truncated.tobytes()):
-            self._op_array[envs.at] |= (terminated | truncated) * np.uint8(RESET)
+            self._op_array[envs.array_index] |= (terminated | truncated) * np.uint8(RESET)
         if self._keeps_contents and (have_contents or any(self.contents)):
             for index in envs.ids:
-                self._keep_content(index, self._content_of(index))
+                self._keep_content(index, self._rows.content(index))
 
-    def overwrite(self, index: int, row: RowResult, *, is_first: bool) -> None:
-        """Write a result over the last one of an env that has no request in its worker."""
+    def write(self, index: int, row: RowResult, *, is_first: bool) -> None:
+        """Write a result into the buffer of the last one, while the worker runs nothing for the env."""
         slab, cell = self._slab, (self.ops[index] & BUFFER, index)
         for array, leaf in zip(slab.observations, row.leaves, strict=True):
             if array is not None:
@@ -103,16 +100,16 @@ class LastRows:
         if slab.layout.reward is not None:
             slab.rewards[cell] = row.reward
         slab.terminated[cell], slab.truncated[cell] = row.terminated, row.truncated
-        self.record(index, row.content, row.incarnation, is_first=is_first)
+        self.note_written(index, row.content, row.incarnation, is_first=is_first)
 
-    def record(self, index: int, content: bytes | memoryview | None, incarnation: int, *, is_first: bool) -> None:
-        """Record the parts that no row keeps of a result that was written over the last one."""
+    def note_written(self, index: int, content: bytes | memoryview | None, incarnation: int, *, is_first: bool) -> None:
+        """Complete a last result that was written into its buffer: record the parts that the buffer does not have."""
         self.ops[index] = self.ops[index] & BUFFER | (RESET if is_first else 0)
         self.incarnations[index] = incarnation
         self._keep_content(index, content)
 
     def truncate(self, index: int, incarnation: int) -> None:
-        """Make the answer to a failed step the last result, with the content of the one before it.
+        """Make the answer to a failed step the last result: the one before it, truncated; see `TRUNCATED`.
 
         The env continues in the process with that incarnation.
         """

@@ -10,14 +10,15 @@ from envactors.mailbox.info_codec import join
 
 
 class RowResult(NamedTuple):
-    """A result that was copied out of its row, not unpickled yet.
+    """A result that was copied out of its row. Its pickled parts are read later, since that runs code of users.
 
     Attributes:
-        leaves: The leaves of the observation; None for those that are objects.
-        reward: The reward; None if it is an object that was not unpickled yet.
+        leaves: The leaves of the observation; None for each one that is an object, which is in ``content``.
+        reward: The reward; None if it is an object, which is in ``content``, too.
         content: The info and the objects, pickled; None if the info is empty and there are no objects.
-        failure: The error that the info reports, too; None for none.
-        before: The last result of an episode that the failure has ended, which the info then reports; None for none.
+        failure: The error of an earlier attempt, which the info will have as ``info["failure"]``; None for none.
+        before: The last result of the episode that the failure has ended, for ``final_obs`` and ``final_info`` of the
+            info; None for none.
     """
 
     env_id: int
@@ -32,22 +33,22 @@ class RowResult(NamedTuple):
 
 
 class ResetAnswer(NamedTuple):
-    """The part of an answer that is known before a reset in the next process completes it.
+    """The answer to a request that a reset in the next process completes: the part that is known before the reset.
 
-    A reset answers three kinds of requests:
+    The observation of the answer is always that of the reset. The rest depends on the request:
 
-        request                          reward, flags           final_obs, final_info     failure
-        a reset that has failed          of the reset                                      the error
-        a step that has failed           of the reset, but       of the last result        the error
-                                         truncated
-        a step that ended its episode    of the step             of the step               the error, if an earlier
-        in a process to be recycled                                                        reset has failed
+    request                             reward              terminated, truncated   ``final_obs``, ``final_info``
+    a call of ``reset`` that failed     of the reset        of the reset            none
+    a step that failed                  of the reset        False, True             of the last result before
+    a step that ended its episode       of the step         of the step             of the step
+    in a process to be recycled
+
+    If an attempt has failed, ``info["failure"]`` is its error. That is always so for the first two.
 
     Attributes:
-        step: The last result before the reset: for a step that ended its episode, its own. None for a failed reset, or
-            if there is none.
+        step: The result that goes into ``final_obs`` and ``final_info``; None if none does.
         truncates: Whether it is a step that has failed.
-        error: The error of the last attempt; None without one.
+        error: The error of the last attempt; None if none has failed.
     """
 
     step: RowResult | None
@@ -76,16 +77,17 @@ class EnvRequest:
         future: The future of the outcome; None if the vector delivers it.
         seed: The user's seed for a reset.
         payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
-        answer: The part of the answer that is known if the next process answers it with a reset; else None.
+        partial_answer: The part of the answer that is known, if a reset in the next process answers the request; None
+            if the request runs as it is.
     """
 
     method: Literal["step", "reset"]
     future: ActorFuture | None = None
     seed: int | None = None
     payload: bytes | None = None
-    answer: ResetAnswer | None = None
+    partial_answer: ResetAnswer | None = None
 
     @property
     def resets(self) -> bool:
         """Whether the worker runs a reset for it. That of a step by autoreset does not count."""
-        return self.method == "reset" or self.answer is not None
+        return self.method == "reset" or self.partial_answer is not None

@@ -121,19 +121,19 @@ class EnvSnapshot:
     Attributes:
         env_id: Id of the env.
         state: Pickled return value of ``snapshot.get``.
-        check: Checksum over the observations before the snapshot.
+        checksum: Checksum over the observations before the snapshot.
         root_seed: Seed of the env's last seeded reset.
         episode: Index of its next episode, if episodes are seeded.
         resets_next: Whether its next step is a reset.
-        starts: Whether its last observation is the first of an episode.
+        is_start: Whether its last observation is the first of an episode.
         last: Its last result; None if it has none.
     """
 
     env_id: int
     state: bytes = dataclasses.field(repr=False)
-    check: int
+    checksum: int
     root_seed: int | None
     episode: int
     resets_next: bool
-    starts: bool
+    is_start: bool
     last: EnvStep | None = dataclasses.field(repr=False)

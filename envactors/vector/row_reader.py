@@ -42,6 +42,7 @@ class RowReader:
     def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
         self.copies: bool = copies
         self._table = table
+        self._rows = table.rows
         self._slab = table.slab
         self._layout = table.slab.layout
         self._reward_spec: Spec = description.reward
@@ -64,8 +65,8 @@ class RowReader:
         Raises:
             BaseException: Whatever unpickling raises.
         """
-        table = self._table
-        return [table.infos.decode(index, table.overflow.get(index)) for index in ids]
+        rows = self._rows
+        return [rows.infos.decode(index, rows.overflow.get(index)) for index in ids]
 
     def read_batch(self, envs: Selection, contents: Sequence[Decoded] | None) -> Batch:
         """Copy the results in the complete rows of envs.
@@ -74,7 +75,8 @@ class RowReader:
             envs: The envs.
             contents: The content of each row; None if all are empty.
         """
-        at, buffers, posted_in = envs.at, self._table.ops.translate(_BUFFER_OF_OP), self._table.posted_in_array
+        rows, at = self._rows, envs.array_index
+        buffers, posted_in = rows.ops.translate(_BUFFER_OF_OP), rows.posted_in_array
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
             ids, incarnations = self._all_ids.copy(), posted_in.copy()
             rewards, terminated, truncated, *leaves = self._buffers[buffers[0]]
@@ -100,11 +102,8 @@ class RowReader:
 
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
-        return self._copy(index, self._table.ops[index], self._table.content(index), self._table.posted_in[index])
-
-    def read_row(self, index: int) -> EnvStep:
-        """Unpickle the result in a complete row; for the errors see `read`."""
-        return self.read(self.copy_row(index))
+        rows = self._rows
+        return self._copy(index, rows.ops[index], rows.content(index), rows.posted_in[index])
 
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last result of an env; None if there is none.
@@ -132,7 +131,7 @@ class RowReader:
         return RowResult(index, leaves, reward, terminated, truncated, content, incarnation)
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
-        """Return a result, which conforms to the specs, as `LastRows.overwrite` takes it."""
+        """Return a result, which conforms to the specs, as `LastRows.write` takes it."""
         columns = list(zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True))
         leaves = [None if array is None else leaf for array, leaf in columns]
         objects = [leaf for array, leaf in columns if array is None]
@@ -152,7 +151,7 @@ class RowReader:
             read: Unpickles the result.
             is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
         """
-        incarnation, pid, activity = self._table.posted_in[index], actor.pid, self._table.activity(index)
+        incarnation, pid, activity = self._rows.posted_in[index], actor.pid, self._table.activity(index)
 
         def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
             step, error = try_to_read(read, is_valid)

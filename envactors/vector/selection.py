@@ -13,14 +13,14 @@ class Selection(NamedTuple):
 
     Attributes:
         ids: Their ids, in the user's order.
-        at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
+        array_index: The same as an index into arrays with one entry per env: a slice of all, an array, or a list.
         is_all: Whether these are all envs in ascending order.
         by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not use it.
         actors: The actors of the groups.
     """
 
     ids: list[int]
-    at: Any
+    array_index: Any
     is_all: bool = False
     by_group: Sequence[tuple[Any, list[int]]] = ()
     actors: Sequence[Actor] = ()

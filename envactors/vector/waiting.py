@@ -54,21 +54,22 @@ class _Sleeper:
 class ResultWaiters:
     """The threads that wait for results of a vector.
 
-    A thread that needs `m` more outcomes while `w` rows are written *wants* `w + m` written rows. Workers get the
-    smallest number that any thread wants. A worker whose row makes the rows of all workers reach it rings its
-    doorbell, which all threads watch; each counts again, and sleeps on if outcomes are missing. Workers with such a
-    number also ring for each failure, and all workers ring at the end of the rows of a `step`. The loop rings the
-    doorbell of this object after all other changes: outcomes that are in no row, rows that were posted or taken, and
-    new processes.
-
     An example: of eight envs, 0 to 5 were sent steps, and ``recv(min_envs=3)`` waits. Rows 6 and 7 of idle envs count
     as written, and row 0 is written by now, so ``written == 3``. Two more outcomes are needed, so ``missing == 2``
     and ``wanted == 5``, which all workers get as `RING_AT`. Row 3 is the fourth written row, and wakes nobody. Row 1
     is the fifth: its worker rings, and the thread finds ``missing == 0``.
 
+    So a thread that needs `m` more outcomes while `w` rows are written *wants* `w + m` written rows. Workers get the
+    smallest number that any thread wants. The worker whose row makes the rows of all workers reach that number rings
+    its doorbell. All threads watch it; each counts again, and sleeps on if outcomes are missing. Workers with such a
+    number also ring for each failure, and all workers ring at the end of the rows of a `step`.
+
+    The loop rings the doorbell of this object after all other changes: outcomes that are in no row, rows that were
+    posted or taken, and new processes.
+
     Args:
         slab: The rows.
-        streams: Whether the last request of each env streams; see `envactors.vector.table.EnvTable`.
+        streams: Whether the last request of each env streams; see `envactors.vector.rows.Rows`.
 
     Attributes:
         groups: The envs of each actor.
@@ -117,7 +118,6 @@ class ResultWaiters:
         Raises:
             RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
-        streams = self._streams
         try:
             sleeper = self._idle.pop()
         except IndexError:
@@ -127,19 +127,7 @@ class ResultWaiters:
         try:
             while True:
                 sleeper.watch_workers(self.groups, self._process_changes)
-                written = self._count_written()
-                missing = count_missing()
-                wanted = min(written + missing, len(streams))
-                # If rows are posted or written between the two counts, no number of rows may ever reach their
-                # sum, and the thread would sleep forever.
-                if missing and wanted < len(streams) and written != self._count_written():
-                    continue
-                # At the end of the rows of `step`, workers ring anyway; they have to be told to ring for a failure.
-                if missing and (until_failure or wanted < len(streams) or 1 in streams):
-                    self.sleepers[sleeper] = wanted
-                    self._publish_wanted()
-                    # A row that was written before the worker could read that number has woken nobody.
-                    missing = count_missing()  # workers do not ring for it later
+                missing = self._count_and_publish(sleeper, count_missing, until_failure=until_failure)
                 if not missing:
                     return True
                 seconds = remaining(deadline)
@@ -147,7 +135,7 @@ class ResultWaiters:
                     return False
                 if seconds is None:
                     self._check_no_deadlock(missing)
-                # Without this, a thread would wait forever for a worker that has finished without all results.
+                # A ring that brought nothing: a worker may claim to have finished, and its results are not there.
                 if missing == last_missing:
                     self._check_workers()
                 last_missing = missing
@@ -159,6 +147,31 @@ class ResultWaiters:
                 self._idle.append(sleeper)
             elif not self.sleepers:
                 self._bell.close()
+
+    def _count_and_publish(self, sleeper: _Sleeper, count_missing: Callable[[], int], *, until_failure: bool) -> int:
+        """Return how many outcomes are missing; if some are, tell the workers first at how many rows to ring.
+
+        Workers write rows meanwhile, which could make the thread sleep forever in two ways:
+
+        - A row is written, or posted, between the counts of written rows and of missing outcomes. Their sum then counts
+          it twice, or not at all, and no number of rows may ever reach it. So both are counted until the number of
+          written rows is the same before and after.
+        - A row is written before its worker can read the wanted number. It rings for nothing, and no later row may make
+          up for it. So the missing outcomes are counted once more after the number was published.
+        """
+        while True:
+            written = self._count_written()
+            missing = count_missing()
+            wanted = min(written + missing, len(self._streams))
+            # If all rows are wanted, the number is right however they change.
+            if not missing or wanted == len(self._streams) or written == self._count_written():
+                break
+        # At the end of the rows of a `step`, workers ring anyway; for a failure they have to be told to.
+        if missing and (until_failure or wanted < len(self._streams) or 1 in self._streams):
+            self.sleepers[sleeper] = wanted
+            self._publish_wanted()
+            missing = count_missing()
+        return missing
 
     def _count_written(self) -> int:
         """Return how many rows are written."""
@@ -184,7 +197,10 @@ class ResultWaiters:
             self.ring()  # this has overwritten the number of another thread, which may have missed a ring
 
     def _check_workers(self) -> None:
-        """Have the loop check workers that claim to have finished rows which are not complete."""
+        """Have the loop check workers that claim to have finished rows which are not complete.
+
+        The results of such a worker would never come.
+        """
         for group in self.groups:
             actor = group.actor
             worker = actor.process.worker

@@ -214,7 +214,7 @@ class EnvRow:
         if page.is_timing:
             page.spans.add(self.times[SINCE], time.monotonic(), call_id, self.position, METHOD_STEP)
         if hosted.journal:
-            hosted.check = self._slab.checks[op & BUFFER, self.index] = checksum(obs, hosted.check)
+            hosted.checksum = self._slab.checksums[op & BUFFER, self.index] = checksum(obs, hosted.checksum)
         if op & WHEN:
             self._slab.when[self.index] = time.monotonic()
 
@@ -305,7 +305,7 @@ class EnvRow:
         cell = self.cells[buffer]
         _, reward, self.terminated[cell], self.truncated[cell], _ = fields
         if self.hosted.journal:
-            self._slab.checks[buffer, self.index] = self.hosted.check
+            self._slab.checksums[buffer, self.index] = self.hosted.checksum
         for row, leaf in zip(self._buffers[buffer], leaves, strict=True):
             if row is not None:
                 row[...] = leaf

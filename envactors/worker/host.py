@@ -57,7 +57,7 @@ class HostedEnv:
     Attributes:
         context: What `envactors.current_actor` returns in its code.
         index: Its index in the vector.
-        check: The checksum over all observations since its last seeded reset; 0 without ``journal``.
+        checksum: The checksum over all observations since its last seeded reset; 0 without ``journal``.
         dtype, shape: Those of an observation that is one array, else None.
     """
 
@@ -70,7 +70,7 @@ class HostedEnv:
         self.identify(context)
         self._set_spec(_space_spec(env, "observation_space"))
         self.reward_spec: Spec = as_float64(_space_spec(env, "reward_space") or PLAIN_REWARD)
-        self.check: int = 0
+        self.checksum: int = 0
         self._page = page
         self._reports_seeds = reports_seeds
         # Whether the spec of observations follows from the first one.
@@ -106,7 +106,7 @@ class HostedEnv:
         if type(obs) is not np.ndarray or obs.dtype != self.dtype or obs.shape != self.shape:
             obs = self._conform(obs)
         if self.journal:
-            self.check = checksum(obs, self.check)
+            self.checksum = checksum(obs, self.checksum)
         if type(reward) is not float:
             # NumPy's float64 is a float.
             reward = float(reward) if self._plain_reward and isinstance(reward, float) else self._as_reward(reward)
@@ -140,7 +140,7 @@ class HostedEnv:
         if type(obs) is not np.ndarray or obs.dtype != self.dtype or obs.shape != self.shape:
             obs = self._conform(obs)
         if self.journal:
-            self.check = checksum(obs, 0 if seed is not None else self.check)
+            self.checksum = checksum(obs, 0 if seed is not None else self.checksum)
         info = result[1]
         if self._reports_seeds and isinstance(info, dict):
             info = {**info, "episode_seed": seed}
@@ -285,14 +285,15 @@ class Host:
         """Return the checksum over an env's observations, and its state."""
         assert self._snapshot is not None, "the parent checks"
         hosted = self._choose(env)
-        return hosted.check, bytes(pickle_argument(f"env {hosted.index}'s state", self._snapshot[0](hosted.env), dumps))
+        state = self._snapshot[0](hosted.env)
+        return hosted.checksum, bytes(pickle_argument(f"env {hosted.index}'s state", state, dumps))
 
-    def restore(self, env: int, check: int, state: bytes) -> None:
+    def restore(self, env: int, checksum: int, state: bytes) -> None:
         """Put an env into a state that `save` has returned."""
         assert self._snapshot is not None, "the parent checks"
         hosted = self._choose(env)
         self._snapshot[1](hosted.env, loads(state))
-        hosted.check = check
+        hosted.checksum = checksum
 
     def replay(self, *fields: Any) -> bool:
         """Repeat the journal of an env whose process has ended; return whether it has returned the same observations.
@@ -305,7 +306,7 @@ class Host:
             self._repeat(hosted, messages.Set(*loads(payload)))
         for request in requests_of(message):
             self._repeat(hosted, request)
-        return not message.entries or hosted.check == message.check
+        return not message.entries or hosted.checksum == message.checksum
 
     def _repeat(self, hosted: HostedEnv, request: Any) -> None:
         method = _REPEATED_METHODS.get(type(request), METHOD_CALL)

@@ -20,7 +20,7 @@ from envactors.integrations.access import VectorAccess
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector import episodes
-from envactors.vector.posted_rows import PostedRows
+from envactors.vector.row_jobs import PostedRows
 
 SLEEP, BOTH_SPIN = "sleep", "spin"
 
@@ -188,7 +188,7 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
     path = tmp_path / "late"
     with ea.VectorEnv([Refusing, lambda: Late(path)], envs_per_actor=2, on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=0)
-        state = envs._engine.table
+        state = envs._engine.table.rows
         fail = episodes.decide
 
         def fail_late(*args, **kwargs):
@@ -219,7 +219,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
         [lambda: Late(tmp_path / "late")] * 2, on_failure=on_failure, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS
     ) as envs:
         envs.reset(seed=0)
-        core, state = envs.actors[0]._actor, envs._engine.table
+        core, state = envs.actors[0]._actor, envs._engine.table.rows
         set_timer, activity = core.timers.set_earliest, PostedRows.activity
 
         def end_step():
@@ -438,7 +438,7 @@ def test_a_failure_is_received_after_what_was_complete_before_it(tmp_path):
     with ea.VectorEnv([Env] * 2, on_failure="renew") as envs:
         envs.reset(seed=0)
         envs.send([5, 9])
-        wait_until(lambda: envs._engine.table.slab.completed[0] == envs._engine.table.call_ids[0])
+        wait_until(lambda: envs._engine.table.slab.completed[0] == envs._engine.table.rows.call_ids[0])
         (tmp_path / "first").touch()
         wait_until(lambda: envs[1].incarnation == 1)
         batch = envs.recv()

@@ -103,7 +103,7 @@ def test_crashed_envs_are_restored_from_their_last_snapshot(options):
         with make(on_failure="replay", every=50, max_journal=60, **options) as envs:
             envs.reset(seed=3)
             results.append(run(envs, 250, np.random.default_rng(0), disturb))
-            assert all(one.can_replay and one.length <= 60 for actor in envs.actors for one in journals(actor))
+            assert all(one.can_replay and one.age <= 60 for actor in envs.actors for one in journals(actor))
             stats = envs.stats().actors
     assert results[0] == results[1]
     assert sum(one.replays for one in stats) >= 6
@@ -129,7 +129,7 @@ def test_an_env_that_was_never_seeded_is_saved_after_so_many_steps():
         envs.reset()
         run(envs, 25, np.random.default_rng(0))
         envs.get_attr("spec")  # behind what was asked of the workers for the journal
-        assert all(one.can_replay and one.length < 10 for actor in envs.actors for one in journals(actor))
+        assert all(one.can_replay and one.age < 10 for actor in envs.actors for one in journals(actor))
         os.kill(envs.actors[0].pid, signal.SIGKILL)
         run(envs, 25, np.random.default_rng(0))
         assert envs.stats().actors[0].replays == 1
@@ -150,7 +150,7 @@ def test_a_state_whose_process_ends_while_it_is_saved_is_saved_by_the_next(tmp_p
         os.kill(envs.actors[0].pid, signal.SIGKILL)
         (tmp_path / "held").unlink()
         assert "failure" not in envs.recv(timeout=SOON).infos[0]
-        assert [(one.can_replay, one.length) for one in journals(envs.actors[0])] == [(True, 1)]
+        assert [(one.can_replay, one.age) for one in journals(envs.actors[0])] == [(True, 1)]
 
 
 def test_a_state_that_cannot_be_saved_is_logged_and_fails_no_step(caplog):

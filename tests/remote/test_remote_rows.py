@@ -26,7 +26,7 @@ def make_slab():
 
 
 def with_buffers(slab):
-    return [slab.checks, slab.terminated, slab.truncated, slab.rewards, *slab.observations]
+    return [slab.checksums, slab.terminated, slab.truncated, slab.rewards, *slab.observations]
 
 
 def contents(slab, rows):

@@ -7,7 +7,8 @@ from typing import Any
 import envactors as ea
 from envactors.actor.actor import Actor
 from envactors.actor.states import Phase
-from envactors.vector.env_group import EnvGroup, QueuedRows
+from envactors.vector.env_group import EnvGroup
+from envactors.vector.row_jobs import QueuedRows
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 from simulation.world import Violation
 
@@ -59,14 +60,14 @@ class Invariants:
         waits = sum(index in job.ids for job in actor.jobs.waiting if isinstance(job, QueuedRows))
         if waits != (status == QUEUED):
             return f"{waits} jobs of its actor have it"
-        if status == POSTED and table.completed[index] != table.call_ids[index]:
+        if status == POSTED and table.rows.completed[index] != table.rows.call_ids[index]:
             if actor.process.worker is None:
                 return "there is no process"
-            if table.posted_in[index] != actor.process.incarnation:
-                return f"it was posted to process {table.posted_in[index]}"
-        if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.call_ids[index]:
+            if table.rows.posted_in[index] != actor.process.incarnation:
+                return f"it was posted to process {table.rows.posted_in[index]}"
+        if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.rows.call_ids[index]:
             return "its row has another call id"
-        if status == IDLE and (index in table.requests or index in table.overdue):
+        if status == IDLE and (index in table.requests or index in table.rows.overdue):
             return "keeps its request"
         if (index in table.outcomes or index in table.outcome_at) and status not in (DONE, FAILED):
             return "has an outcome"

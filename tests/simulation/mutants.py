@@ -112,10 +112,12 @@ EXITS = "actor.exits:"
 LAUNCHER = "runtime:Launcher."
 WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.env_group:EnvGroup."
-QUEUED_ROWS = "vector.env_group:QueuedRows."
-POSTED_ROWS = "vector.posted_rows:PostedRows."
+QUEUED_ROWS = "vector.row_jobs:QueuedRows."
+POSTED_ROWS = "vector.row_jobs:PostedRows."
+ENV_REPLAYS = "vector.env_replays:EnvReplays."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 TABLE = "vector.table:EnvTable."
+ROWS = "vector.rows:Rows."
 LAST_ROWS = "vector.last_rows:LastRows."
 ENGINE = "vector.engine:RowEngine."
 WAITING = "vector.waiting:ResultWaiters."
@@ -132,7 +134,7 @@ MUTANTS = [
     Mutant(PAGE + "ring_for_result", "always or", "", HANGS),
     Mutant(ENV_ROW + "write", "self.completed[index] = call_id", "self.completed[index] = call_id - 1", HANGS),
     Mutant(ENV_ROW + "write", "self._send_overflow(index, overflow)", "pass", HANGS),
-    Mutant(ENV_ROW + "_write_arrays", "self._slab.checks[buffer, self.index] = self.hosted.check", "pass", REPLAYS),
+    Mutant(ENV_ROW + "_write_arrays", "self.hosted.checksum\n", "0\n", REPLAYS),
     Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),
     # The jobs of an actor.
     Mutant(QUEUE + "on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
@@ -197,56 +199,56 @@ MUTANTS = [
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOAN + "_check", "self.end()", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
-    Mutant(WAITING + "wait", "wanted < len(streams) or 1 in streams", "False", HANGS),
-    Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
-    Mutant(WAITING + "wait", "min(written + missing, len(streams))", "len(streams)", HANGS),
+    Mutant(WAITING + "_count_and_publish", "wanted < len(self._streams) or 1 in self._streams", "False", HANGS),
+    Mutant(WAITING + "_count_and_publish", "_wanted()\n        missing = count_missing()", "_wanted()", HANGS),
+    Mutant(WAITING + "_count_and_publish", "min(written + missing, len(self._streams))", "len(self._streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
-    Mutant(ENVS + "recover", "self.actor.jobs.enqueue(QueuedRows(self, again), first=True)", "pass", STATES),
+    Mutant(ENVS + "recover", "if again:", "if ():", STATES),
     Mutant(TABLE + "end_process", "self.episodes.on_process_lost(index)", "pass", LOSSES),
-    Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
-    Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
+    Mutant(ROWS + "end_process", "self.overdue.difference_update(envs)", "pass", LATE),
+    Mutant(TABLE + "miss_deadline", "self.rows.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
-    Mutant(ENVS + "queue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
-    Mutant(TABLE + "set_idle", "self.last_rows.keep(index)", "pass", LAST),
+    Mutant(ENVS + "_enqueue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
+    Mutant(TABLE + "set_idle", "self.last_rows.take_row(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
-    Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
+    Mutant(ENV_REPLAYS + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
-    Mutant(QUEUED_ROWS + "fail", "self.ids]", "()]", HANGS),
+    Mutant(QUEUED_ROWS + "fail", "self.ids,", "(),", HANGS),
     Mutant(POSTED_ROWS + "call_when_finished", "worker.watch_rings(self.on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.recover(losses)", "pass", HANGS),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(
         ENVS + "on_call",
-        "table.journal(index).record_call(kind, bytes(payload), failed=failed)",
+        "table.journals.of(index).record_call(kind, bytes(payload), failed=failed)",
         "pass",
         REPLAYS,
     ),
     Mutant(ENVS + "on_exit", "self.table.end_process(self.indices)", "pass", ONCE),
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
-    Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
+    Mutant(ROWS + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),
     Mutant(TABLE + "write_requests", "self.last_rows.ops.translate(_STEPS[streams])", "self.last_rows.ops[:]", LAST),
-    Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
-    Mutant(LAST_ROWS + "keep_all", "self.ops[:] = self._posted_ops", "pass", LAST),
-    Mutant(LAST_ROWS + "keep", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
+    Mutant(ROWS + "post", "self.overflow.pop(index, None)", "pass", MIXES),
+    Mutant(LAST_ROWS + "take_rows", "self.ops[:] = self._rows.ops", "pass", LAST),
+    Mutant(LAST_ROWS + "take_row", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
     Mutant(TABLE + "set_idle", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
-    Mutant(TABLE + "deliver_rows", "self._steps.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
+    Mutant(TABLE + "deliver_rows", "self.journals.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
     Mutant(ENGINE + "make_idle", "table.set_idle(envs.ids)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
-    Mutant(EPISODES + "advance", "self.episode_numbers[index] += 1", "pass", SEEDS),
-    Mutant(FATES + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(FATES + "decide", "request.can_replay or not request.notices_loss", "True", LOSSES),
-    Mutant(ENV_RECOVERY + "end_attempt", "journal.count_crash()", "pass", "no third time"),
+    Mutant(EPISODES + "advance_seed", "self.episode_numbers[index] += 1", "pass", SEEDS),
+    Mutant(FATES + "_choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
+    Mutant(FATES + "_choose_fate", "request.can_replay or not request.notices_loss", "True", LOSSES),
+    Mutant(ENV_RECOVERY + "apply_fate", "journal.count_crash()", "pass", "no third time"),
     Mutant(
-        ENV_RECOVERY + "end_attempt",
+        ENV_RECOVERY + "apply_fate",
         "(posted.resets_within_step and loss.episode_is_over)",
         "False",
         SEEDS,
@@ -259,10 +261,10 @@ MUTANTS = [
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
     Mutant(ENV_RECOVERY + "resolve_or_retry", "table.record_outcome(index, outcome)", "pass", HANGS),
     # Journals.
-    Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
-    Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
+    Mutant(JOURNAL + "_grow", "self._checksum = checksum", "pass", REPLAYS),
+    Mutant(JOURNAL + "record_row", "bytes([is_reset])", "bytes([False])", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
-    Mutant(JOURNAL + "can_retry", " and self._crashed_at != self._size", "", "no third time"),
+    Mutant(JOURNAL + "can_retry", " and self._cost_at_crash != self._cost", "", "no third time"),
     Mutant(JOURNAL + "record_steps", "steps.resets.extend(resets)", "steps.resets.extend(bytes(len(resets)))", REPLAYS),
     Mutant(JOURNAL + "forget", "self.can_replay = False", "pass", REPLAYS),
 ]

@@ -528,7 +528,7 @@ class Stage:
 
 def check_invariant(engine):
     """Check what holds between changes; see `envactors.vector.table` and `envactors.actor.change`."""
-    from envactors.vector.env_group import QueuedRows
+    from envactors.vector.row_jobs import QueuedRows
     from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
     table = engine.table
@@ -541,10 +541,10 @@ def check_invariant(engine):
             assert status != QUEUED or len(waiting) >= 1
             assert index not in table.requests or status != IDLE, "an idle env has no request"
             assert index not in table.outcomes or status in (DONE, FAILED)
-            assert status != POSTED or table.slab.posted[index] == table.call_ids[index]
+            assert status != POSTED or table.slab.posted[index] == table.rows.call_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
                 assert actor.jobs.running is group.posted_rows, "rows that run are the running job"
-                assert table.posted_in[index] == actor.process.incarnation
+                assert table.rows.posted_in[index] == actor.process.incarnation
         for group in engine.groups:
             actor = group.actor
             known = {*actor.jobs.waiting, actor.jobs.running, actor.jobs.renewal}

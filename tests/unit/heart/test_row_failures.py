@@ -392,7 +392,7 @@ def test_a_reported_result_that_cannot_be_unpickled_is_the_last_one(stages):
     (snapshot,) = stage.play(stage.envs.snapshot)
     assert loads(snapshot.state) == 2
     assert (snapshot.last.obs.tolist(), snapshot.last.reward) == ([2, TRAP, 0], TRAP)
-    assert not snapshot.starts
+    assert not snapshot.is_start
     assert stage.step([3])[0].tolist() == [[3, 3, 0]]
 
 
@@ -540,7 +540,7 @@ def check_each_line(stages, start, on_failure, autoreset="next_step"):
                 assert obs in ([2, 2, 1], [0, -1, 6])
         stage.run()
         stage.check()
-        assert not stage.table.overdue
+        assert not stage.table.rows.overdue
         if not ended:
             break
 
@@ -564,7 +564,7 @@ def test_a_step_that_misses_its_deadline(stages, on_failure):
     else:
         batch = stage.finish()
         assert failures_of(batch.infos) == ([0] if on_failure == "renew" else [])
-    assert not stage.table.overdue
+    assert not stage.table.rows.overdue
     stage.check()
 
 
@@ -574,10 +574,10 @@ def test_a_result_after_the_deadline_does_not_count(stages):
     worker = stage.worker()
     worker.begin_row(0)
     wait_until(lambda: stage.actor().phase is Phase.STOPPING)
-    assert stage.table.overdue == {0}
+    assert stage.table.rows.overdue == {0}
     worker.run_row(0)  # too late
     worker.begin_row(1)
-    assert not stage.table.is_complete(0)
+    assert not stage.table.rows.is_complete(0)
     wait_until(lambda: worker.was_killed)
     stage.run()
     with pytest.raises(ea.VectorStepError) as caught:
@@ -607,7 +607,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.call_ids[0])
+    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.rows.call_ids[0])
     results = []
     try:
         stage.finish(timeout=SOON)
@@ -690,7 +690,25 @@ def test_the_same_step_is_not_tried_a_third_time(stages):
     failure = batch.infos[0]["failure"]
     assert isinstance(failure, ea.ActorDiedError)
     assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True], [[1, 1, 0]])
-    assert not stage.table.journal(0).can_replay
+    assert not stage.table.journals.of(0).can_replay
+
+
+def test_another_step_after_an_aborted_retry_is_tried_twice_itself(stages):
+    stage = stages(1, on_failure="replay")
+    stage.step([1])
+    (aborted,) = stage.envs.submit([5])
+    stage.worker().begin_row(0)
+    stage.crash()
+    assert list(stage.table.status) == [QUEUED], "it waits for the replay"
+    assert aborted.abort()
+    stage.run()
+    stage.start([6])
+    begin_when_posted(stage)
+    stage.crash()
+    stage.run()
+    batch = stage.finish()
+    assert (failures_of(batch.infos), batch.rewards.tolist()) == ([], [6.0])
+    stage.check()
 
 
 def test_a_replay_with_another_checksum_acts_like_renew(stages, monkeypatch):
@@ -740,9 +758,9 @@ def test_a_full_journal_is_not_replayed(stages):
     stage = stages(1, on_failure="replay", max_journal=2)
     for _ in range(3):
         stage.step([1])
-    assert not stage.table.journal(0).can_replay
+    assert not stage.table.journals.of(0).can_replay
     stage.reset(seed=1)
-    assert stage.table.journal(0).can_replay
+    assert stage.table.journals.of(0).can_replay
 
 
 def test_calls_and_attributes_are_replayed(stages):
@@ -767,6 +785,26 @@ def test_steps_that_crash_are_counted_unless_a_replay_makes_them_good(stages, on
         stage.finish()
         stage.reset(seed=number)
     assert stage.actor().stats().failed == failed
+
+
+def test_resets_that_no_process_will_run_count_as_failed(stages):
+    stage = stages(1, restart=ea.RestartPolicy(max_restarts=0))
+    stage.crash()
+    stage.run()
+    for _ in range(3):
+        with pytest.raises(ea.VectorStepError):
+            stage.reset()
+    assert stage.actor().stats().failed == 3
+
+
+def test_a_retry_that_is_aborted_in_the_queue_counts_as_failed(stages):
+    stage = stages(1, on_failure="replay", restart=ea.RestartPolicy(max_restarts=1, backoff=SOON))
+    (future,) = stage.envs.submit([2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    wait_until(lambda: list(stage.table.status) == [QUEUED])
+    assert future.abort()
+    assert stage.actor().stats().failed == 1
 
 
 # The restart policy --------------------------------------------------------------------------------------
@@ -1162,7 +1200,7 @@ def test_the_abort_of_a_neighbor_is_no_crash_of_the_step_that_was_running(stages
 def crash_until_given_up(stage, index=0):
     """Crash in the request of an env until it is not tried any more; return how often it was tried."""
     for tries in range(1, 9):
-        while stage.table.status[index] != POSTED or stage.table.is_complete(index):
+        while stage.table.status[index] != POSTED or stage.table.rows.is_complete(index):
             if stage.table.has_outcome(index) or not stage.worker().play():
                 return tries - 1
             stage.settle()
@@ -1177,7 +1215,7 @@ def test_a_seeded_autoreset_that_ends_processes_runs_twice_without_a_replay(stag
     stage = stages(1, on_failure="replay", seed_episodes=True, max_journal=2, seed=1)
     for action in (1, 2, 3, END):
         stage.step([action])
-    assert not stage.table.journal(0).can_replay
+    assert not stage.table.journals.of(0).can_replay
     stage.start([4])
     for _ in range(2):
         begin_when_posted(stage)

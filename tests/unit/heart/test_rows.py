@@ -47,7 +47,7 @@ def test_an_info_that_does_not_fit_comes_in_a_frame(stages, packed):
     stage = stages(3, envs_per_actor=packed)
     stage.start([1, LARGE, 2])
     stage.run()
-    assert 1 in stage.table.overflow
+    assert 1 in stage.table.rows.overflow
     assert stage.finish().infos[1] == {"text": "x" * 10_000}
 
 
@@ -57,11 +57,11 @@ def test_a_row_whose_overflow_has_not_come_is_not_complete(stages):
     worker = stage.worker()
     with worker.keeping() as frames:
         worker.run_row(0)
-    assert stage.table.completed[0] == stage.table.call_ids[0]
-    assert not stage.table.is_complete(0)
+    assert stage.table.rows.completed[0] == stage.table.rows.call_ids[0]
+    assert not stage.table.rows.is_complete(0)
     worker.send_frames(frames)
     stage.settle()
-    assert stage.table.is_complete(0)
+    assert stage.table.rows.is_complete(0)
     assert len(stage.finish().infos[0]["text"]) == 10_000
 
 
@@ -69,9 +69,9 @@ def test_an_overflow_of_an_earlier_step_is_not_that_of_the_next(stages):
     stage = stages(1)
     stage.step([LARGE])
     stage.start([LARGE])
-    assert stage.table.overflow == {}
+    assert stage.table.rows.overflow == {}
     stage.worker().begin_row(0)
-    assert not stage.table.is_complete(0)
+    assert not stage.table.rows.is_complete(0)
     stage.run()
     assert len(stage.finish().infos[0]["text"]) == 10_000
 
@@ -550,11 +550,11 @@ def test_a_reply_to_an_earlier_call_is_dropped(stages):
 def test_a_snapshot_knows_whether_its_last_observation_starts_an_episode(stages, autoreset, starts):
     policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: setattr(env, "steps", steps))
     stage = stages(1, autoreset=autoreset, snapshot=policy)
-    assert stage.play(stage.envs.snapshot)[0].starts
+    assert stage.play(stage.envs.snapshot)[0].is_start
     stage.step([1])
-    assert not stage.play(stage.envs.snapshot)[0].starts
+    assert not stage.play(stage.envs.snapshot)[0].is_start
     stage.step([END])
-    assert stage.play(stage.envs.snapshot)[0].starts == starts
+    assert stage.play(stage.envs.snapshot)[0].is_start == starts
 
 
 # Signal handlers that use the vector ----------------------------------------------------------------------

@@ -298,19 +298,19 @@ def test_the_processes_of_envs_are_recorded_only_under_the_lock(monkeypatch, sta
     """The loop records the process that replaces another one, and a vector is being built meanwhile."""
 
     class GuardedTable(EnvTable):
-        def __init__(self, lock, *args):
-            super().__init__(lock, *args)
+        def __init__(self, lock, rows, *args):
+            super().__init__(lock, rows, *args)
 
             class Guarded(np.ndarray):
                 def __setitem__(self, at, value):
                     assert lock.is_held_here()
                     super().__setitem__(at, value)
 
-            self._incarnation_array = self._incarnation_array.view(Guarded)
+            rows._incarnation_array = rows._incarnation_array.view(Guarded)
 
     monkeypatch.setattr(build, "EnvTable", GuardedTable)
     stage = stages(2)
-    assert stage.table.incarnations.tolist() == [0, 0]
+    assert stage.table.rows.incarnations.tolist() == [0, 0]
 
 
 def test_closing_many_actors_whose_workers_cannot_be_killed_takes_as_long_as_closing_one(actors):

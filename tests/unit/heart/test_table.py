@@ -15,7 +15,10 @@ from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, 
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
+from envactors.vector.journals import Journals
+from envactors.vector.options import VectorSettings
 from envactors.vector.requests import EnvRequest, ResetAnswer
+from envactors.vector.rows import Rows
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
@@ -34,7 +37,8 @@ def table(request):
     action = ArraySpec((), np.dtype(np.int64))
     slab, infos = PlainMemory().create(Layout(observation, action, PLAIN_REWARD, COUNT))
     episodes = Episodes(COUNT, request.param, "raise")
-    table = EnvTable(ChangeLock(), slab, infos, episodes, Deadlines())
+    rows = Rows(slab, infos)
+    table = EnvTable(ChangeLock(), rows, episodes, Journals(rows, [range(COUNT)], VectorSettings()), Deadlines())
     for index in range(COUNT):
         episodes.record(index, ends=False, is_reset=True)
     yield table
@@ -43,29 +47,29 @@ def table(request):
 
 def complete(table, *ids):
     for index in ids:
-        table.slab.completed[index] = table.call_ids[index]
+        table.slab.completed[index] = table.rows.call_ids[index]
 
 
 def test_plain_requests_of_all_envs(table):
     assert table.are_on_fast_path(ALL)
     assert table.write_requests(ALL, 5, False) == {}
     assert table.are_all(POSTED)
-    assert table.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
-    assert list(table.ops) == [BUFFER] * COUNT
+    assert table.rows.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
+    assert list(table.rows.ops) == [BUFFER] * COUNT
     assert all(map(table.is_pending, ALL.ids))
 
 
 def test_requests_of_some_envs(table):
     table.write_requests(some(2, 0), 5, True)
     assert list(table.status) == [POSTED, IDLE, POSTED]
-    assert list(table.streams) == [1, 0, 1]
+    assert list(table.rows.streams) == [1, 0, 1]
     assert table.slab.posted.tolist() == [5, 0, 5]
 
 
 def test_the_buffers_alternate_with_complete_results(table):
     table.last_rows.ops[1] = BUFFER
     table.write_requests(ALL, 5, False)
-    assert [op & BUFFER for op in table.ops] == [1, 0, 1]
+    assert [op & BUFFER for op in table.rows.ops] == [1, 0, 1]
 
 
 def test_each_transition_changes_the_version(table):
@@ -84,7 +88,7 @@ def test_each_transition_changes_the_version(table):
 def test_a_row_is_complete_once_its_call_id_is_written(table):
     table.write_requests(ALL, 5, False)
     complete(table, 1)
-    assert [table.is_complete(index) for index in ALL.ids] == [False, True, False]
+    assert [table.rows.is_complete(index) for index in ALL.ids] == [False, True, False]
     assert [table.has_outcome(index) for index in ALL.ids] == [False, True, False]
     assert list(table.status) == [POSTED] * COUNT, "that alone changes no status"
 
@@ -92,8 +96,8 @@ def test_a_row_is_complete_once_its_call_id_is_written(table):
 def test_a_row_that_is_overdue_is_never_complete(table):
     table.write_requests(ALL, 5, False)
     complete(table, 1)
-    table.overdue.add(1)
-    assert not table.is_complete(1)
+    table.rows.overdue.add(1)
+    assert not table.rows.is_complete(1)
     assert table.is_pending(1)
 
 
@@ -101,18 +105,18 @@ def test_a_row_that_is_overdue_is_never_complete(table):
 def test_a_row_with_an_overflow_is_complete_once_that_has_come(table, encoding):
     table.write_requests(ALL, 5, False)
     complete(table, 1)
-    table.infos.encodings[1] = encoding
-    assert not table.is_complete(1)
-    table.overflow[1] = memoryview(b"content")
-    assert table.is_complete(1)
+    table.rows.infos.encodings[1] = encoding
+    assert not table.rows.is_complete(1)
+    table.rows.overflow[1] = memoryview(b"content")
+    assert table.rows.is_complete(1)
     assert table.has_failed(1) == (encoding == FAILED_INFO)
 
 
 def test_the_next_post_forgets_the_overflow(table):
     table.write_requests(ALL, 5, False)
-    table.overflow[1] = memoryview(b"content")
+    table.rows.overflow[1] = memoryview(b"content")
     table.write_requests(some(1), 6, False)
-    assert table.overflow == {}
+    assert table.rows.overflow == {}
 
 
 def test_outcomes_set_the_status_and_the_time(table):
@@ -155,7 +159,7 @@ def test_no_env_without_its_request_looks_like_a_finished_bare_step(table, envs)
 def test_queued_envs_ring_for_each_result(table):
     table.queue([1])
     assert table.status[1] == QUEUED
-    assert table.streams[1]
+    assert table.rows.streams[1]
     assert table.is_pending(1)
 
 
@@ -190,7 +194,7 @@ def test_an_episode_that_ends_leaves_the_first_observation_of_the_next_one(table
     complete(table, *ALL.ids)
     table.slab.truncated[1, 2] = True
     table.deliver_rows(ALL, table.slab.terminated[1], table.slab.truncated[1])
-    assert table.last_rows.are_first(ALL.at).tolist() == [False, False, True]
+    assert table.last_rows.are_first(ALL.array_index).tolist() == [False, False, True]
 
 
 # The encoding of requests --------------------------------------------------------------------------------
@@ -200,12 +204,12 @@ def post_one(table, request=None, index=1):
     if request is not None:
         table.requests[index] = request
     payloads = table.write_requests(some(index), 5, False)
-    return int(table.ops[index]), payloads.get(index)
+    return int(table.rows.ops[index]), payloads.get(index)
 
 
 def test_a_request_that_streams_wants_the_time_of_its_result(table):
     table.write_requests(some(1), 5, True)
-    assert table.ops[1] == BUFFER | WHEN
+    assert table.rows.ops[1] == BUFFER | WHEN
 
 
 def test_a_reset_without_a_seed(table):
@@ -274,7 +278,7 @@ def test_plain_envs(table):
         (None, True, False),
         (EnvRequest("step"), False, True),
         (EnvRequest("reset"), False, False),
-        (EnvRequest("step", answer=ResetAnswer(None, truncates=True)), False, False),
+        (EnvRequest("step", partial_answer=ResetAnswer(None, truncates=True)), False, False),
     ],
 )
 def test_which_requests_need_the_episode(table, request_, resets_next, expected):

@@ -95,7 +95,7 @@ def test_a_thread_whose_results_another_has_taken_gets_an_error(stages):
     stage.envs.send([1])
     thread, results = waiting(stage, stage.envs.recv)
     stage.worker().run_row(0)
-    wait_until(lambda: results or stage.table.is_complete(0))
+    wait_until(lambda: results or stage.table.rows.is_complete(0))
     try:
         mine = stage.envs.recv(timeout=SOON)
     except ea.NothingPendingError as error:

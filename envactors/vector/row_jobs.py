@@ -1,29 +1,51 @@
-"""The rows that a worker runs: post them, tell how far the worker has come, and notice when they end.
+"""The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `PostedRows`.
 
-The state of the envs is in `EnvTable`, and `EnvGroup` records the results. Every change here happens under the lock of
-the vector. Waiting threads also read without it.
+Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The group of envs
+that they belong to takes the results, and handles requests without one; jobs call it through `GroupOfEnvs`.
+
+Every change here happens under the lock of the vector. Waiting threads also read without it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
-from envactors.actor.job import Job, Remainder
+from envactors.actor.job import ErrorOf, Job, Remainder
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
-from envactors.mailbox.control_page import METHOD_RESET, ControlPage
+from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
-from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.recycling import Recycler
 from envactors.vector.selection import Selection
-from envactors.vector.table import POSTED, EnvTable
+from envactors.vector.table import POSTED, QUEUED, EnvTable
+
+
+class GroupOfEnvs(Protocol):
+    """The envs of one actor, as its jobs of rows use them: an `EnvGroup`.
+
+    Attributes:
+        posted_rows: The running job of the actor while rows are posted.
+        queued_in: The job in which each env was queued last.
+    """
+
+    posted_rows: PostedRows
+    queued_in: dict[int, QueuedRows]
+
+    def collect_completed(self) -> None:
+        """Record the results of complete rows."""
+
+    def fail_queued(self, ids: Sequence[int], error_of: ErrorOf) -> None:
+        """Fail the requests of queued envs, which no process will run."""
+
+    def inputs_of_row(self, index: int) -> Inputs:
+        """Return the posted request of an env, and the requests before it."""
 
 
 def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, streams: bool) -> None:
@@ -58,26 +80,75 @@ class RowProgress(NamedTuple):
     since: float
 
 
-class PostedRows(Job):
-    """The running job of an actor from the post of its rows until `JobQueue` finds that no env is `POSTED`.
+class QueuedRows(Job):
+    """Envs that wait in the queue of their actor to be posted.
 
-    Nobody tells the queue that results were delivered. It looks at a ring, or when another job is to start.
+    While an env waits, its request may fail or be canceled, and the next one may be queued in another job. This job
+    then skips the env, so that requests run in the order in which they were made: only the last job created for an
+    env posts it.
 
     Args:
         table: The envs of the vector.
+        group: The envs of the actor.
+        ids: Those that wait.
+    """
+
+    needs_permit = True
+
+    def __init__(self, table: EnvTable, group: GroupOfEnvs, ids: list[int]) -> None:
+        self._table = table
+        self._group = group
+        self._ids = ids
+        group.queued_in.update(dict.fromkeys(ids, self))
+
+    @property
+    def ids(self) -> list[int]:
+        """The envs that still wait in this job."""
+        status, queued_in = self._table.status, self._group.queued_in
+        return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
+
+    def can_join(self, running: Job) -> bool:
+        """Rows may be posted while earlier rows run."""
+        return running is self._group.posted_rows
+
+    def start(self) -> Job | None:
+        """Post the envs that still wait; return the posted rows, None if there are none."""
+        posted_rows = self._group.posted_rows
+        if ids := self.ids:
+            envs = Selection(ids=ids, array_index=ids, by_group=[(self._group, ids)], actors=[posted_rows.actor])
+            post_rows(self._table, envs, self.call_id, NO_SPIN, streams=True)
+            self._table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
+        return posted_rows if posted_rows.has_posted else None
+
+    def activity(self) -> None:
+        """Return None: this job is never the running one."""
+
+    def fail(self, error_of: ErrorOf) -> None:
+        """Fail the envs."""
+        self._group.fail_queued(self.ids, error_of)
+
+
+class PostedRows(Job):
+    """The running job of an actor from the post of its rows until `JobQueue` finds that no env is `POSTED`.
+
+    An actor has one such job, which runs again and again. Nobody tells the queue that results were delivered. It asks
+    (`try_finish`) when the worker rings, or when another job is to start.
+
+    Args:
+        table: The envs of the vector.
+        group: The envs of the actor.
         actor: The actor.
         recycler: Measures the memory of its process.
-        recovery: Finds the requests before a crash.
     """
 
     call_id = -1  # that of no frame: workers complete rows without a reply
     needs_permit = True
 
-    def __init__(self, table: EnvTable, actor: Actor, recycler: Recycler, recovery: EnvRecovery) -> None:
+    def __init__(self, table: EnvTable, group: GroupOfEnvs, actor: Actor, recycler: Recycler) -> None:
         self.actor: Actor = actor
         self._table = table
+        self._group = group
         self._recycler = recycler
-        self._recovery = recovery
         self._indices = actor.config.indices
         self._posted_at = 0.0
         self._blamed: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
@@ -103,7 +174,7 @@ class PostedRows(Job):
         worker = actor.process.worker
         assert worker is not None, "rows are posted to a live process"
         self._posted_at = now
-        # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
+        # `watch` makes the same test. Without it here, each step would pay for a call that schedules nothing.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
             actor.deadline_watch.watch(now)
         first = self._indices.start
@@ -119,14 +190,14 @@ class PostedRows(Job):
 
     def try_finish(self) -> bool:
         """Record complete rows, then return whether no row is posted."""
-        self.actor.tenant.collect_completed()
+        self._group.collect_completed()
         return not self.has_posted
 
     def call_when_finished(self) -> None:
         """Have the worker ring at the end of its rows, since another job waits for that."""
         if (worker := self.actor.process.worker) is not None:
             worker.watch_rings(self.on_ring)
-            worker.page.ring_at_end(max(self._table.call_ids[index] for index in self._indices))
+            worker.page.ring_at_end(max(self._table.rows.call_ids[index] for index in self._indices))
             self.actor.runtime.loop.call_soon(self.on_ring)  # the rows may have ended without a ring
 
     def on_ring(self) -> None:
@@ -158,11 +229,12 @@ class PostedRows(Job):
         running = None
         if worker is None:
             return RowProgress(unfinished=[], running=None, since=0.0)
-        ids = [index for index in self._indices if table.status[index] == POSTED and not table.is_complete(index)]
+        ids = [index for index in self._indices if table.status[index] == POSTED and not table.rows.is_complete(index)]
         progress = worker.page.progress()
         index = self._indices.start + progress.position
-        # A worker may have overwritten its position. The step that it ran last may be complete, and late.
-        if index in ids and table.completed[index] != progress.call_id == table.call_ids[index]:
+        # Env code may have overwritten the position. The worker may also have completed that step, but too late: then
+        # it is among the unfinished ones, and does not run.
+        if index in ids and table.rows.completed[index] != progress.call_id == table.rows.call_ids[index]:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started_at=progress.since, method=method)
@@ -170,11 +242,11 @@ class PostedRows(Job):
 
     def blame(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
-        self._blamed = index, self._table.call_ids[index]
+        self._blamed = index, self._table.rows.call_ids[index]
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
-        return self._recovery.step_inputs(culprit.env, self._table.posted_request(culprit.env))
+        return self._group.inputs_of_row(culprit.env)
 
     def find_remainder(self, process: ActorProcess) -> Remainder:
         """Return the rows that an ended process has not completed."""
@@ -182,8 +254,14 @@ class PostedRows(Job):
         return Remainder(culprit=self._find_culprit(process, rows, running), running=running, rows=rows)
 
     def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
-        """Return the row that the end of a process is blamed on; None if that was none of them."""
-        blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
+        """Return the row that the end of a process is blamed on; None if that was none of them.
+
+        Args:
+            process: The process.
+            rows: The steps that it has not completed, in the order in which it runs them.
+            running: The one that it was running; None for none.
+        """
+        blamed = [a for a in rows if a.env in self._table.rows.overdue or (a.env, a.call_id) == self._blamed]
         if blamed and (running is None or running.env != blamed[0].env):
             return blamed[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:

@@ -1,0 +1,76 @@
+"""The replays of one actor's envs: a new process runs them first, to bring the envs to where they were.
+
+`envactors.replay` has the journals that are repeated, `envactors.actor.calls.Replay` is the job.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from envactors.actor.actor import Actor
+from envactors.actor.calls import Replay
+from envactors.actor.job import Job, ProcessExit
+from envactors.actor.states import is_crash
+from envactors.mailbox.pickling import dumps
+from envactors.vector.env_recovery import EnvRecovery
+from envactors.vector.table import EnvTable
+
+
+class EnvReplays:
+    """Replays the envs of one actor. Changes happen under the vector's lock.
+
+    Args:
+        table: The envs of the vector.
+        actor: The actor.
+        recovery: Settles the requests of envs that no replay brings back.
+    """
+
+    def __init__(self, table: EnvTable, actor: Actor, recovery: EnvRecovery) -> None:
+        self._table = table
+        self._actor = actor
+        self._recovery = recovery
+        self._indices = actor.config.indices
+
+    def jobs_for_process(self, *, is_renewal: bool) -> list[Job]:
+        """Return the jobs that a new process runs first.
+
+        1. Begin the journals anew if nothing is to be replayed. Without replays that includes the attributes. In a
+           fresh process that the user has asked for, only attributes are set again.
+        2. Settle the queued requests which need an episode that is thereby gone.
+        3. Make a job for each journal that has something to repeat.
+
+        Args:
+            is_renewal: Whether the user has asked for a fresh process.
+        """
+        journals = self._table.journals
+        for index in self._indices:
+            if not journals.is_replayed:
+                journals.of(index).forget_all()
+            elif is_renewal:
+                journals.of(index).forget()
+        self._recovery.settle_lost_episodes(self._indices)
+        return [*filter(None, map(self._replay_of, self._indices))]
+
+    def _replay_of(self, index: int) -> Replay | None:
+        """Return the job that replays the journal of an env; None if it has nothing to repeat."""
+        message = self._table.journals.of(index).replay_message(self._table.attach)
+        return message and Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
+
+    def _on_replayed(self, index: int, is_same: bool) -> None:
+        """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
+        journal, actor = self._table.journals.of(index), self._actor
+        could_replay = journal.can_replay
+        journal.record_replay(crashed=False, is_same=is_same)
+        if journal.can_replay:
+            self._table.episodes.resume(index)
+            text = f"the episode of env {index} was replayed in the new process, and continues"
+            actor.log.write(logging.WARNING, text)
+        elif could_replay and (attribute_replay := self._replay_of(index)):
+            actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
+        self._recovery.settle_lost_episodes([index])
+
+    def record_exit(self, ended: ProcessExit) -> None:
+        """Record the replay that has ended a process, if it was one."""
+        if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
+            self._table.journals.of(ended.culprit.env).record_replay(crashed=True)

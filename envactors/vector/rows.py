@@ -1,0 +1,137 @@
+"""The rows of a vector, as the parent knows them: the last post of each one, and the result that has come back.
+
+A row is *written* once the worker has put back the call id of the request. It is *complete* once the parts of the
+result that do not fit into it have come, too, unless the env has missed its deadline.
+
+Nothing here knows why a row was posted, or whether the user has got the result: `envactors.vector.table` has the
+requests, and the status of each env. The memory itself is `envactors.mailbox.slab`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
+from envactors.mailbox.slab import NO_AUTORESET, Slab, slice_of
+from envactors.vector.selection import Selection
+
+# In `Rows.ops`, instead of an operation: the env has a new request, which is not posted yet. No operation has this bit.
+NOT_POSTED: Final = 128
+
+
+class Rows:
+    """The record of all rows. `EnvTable` changes it, under the lock of the vector.
+
+    Where an attribute has two forms, the array is faster for all envs, and its memory as plain integers for one.
+
+    Args:
+        slab: The memory of the rows.
+        infos: Reads the parts of results that have no fixed size.
+
+    Attributes:
+        slab, infos: As above.
+
+        The last post of each env:
+
+        ops: The operation, in the bits of `envactors.mailbox.slab`; `NOT_POSTED` while a new request waits for its
+            post, or after it was canceled.
+        seeds: The seed, if the bits of the operation say that it has one.
+        call_ids: The call id of the post, or of a later rollout. Workers cannot overwrite it.
+        posted_in, posted_in_array: The process that the env was posted to, int64.
+        streams: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. A queued request counts
+            as one that does, since it is posted so.
+
+        The results that have come back:
+
+        completed: The call id of the last result in each row. Workers write it: this is the memory of
+            ``slab.completed``.
+        overflow: The parts of results that did not fit into rows, by env.
+        overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
+
+        And:
+
+        incarnations: The current process of each env.
+    """
+
+    def __init__(self, slab: Slab, infos: Infos) -> None:
+        count = slab.layout.envs
+        self.slab = slab
+        self.infos = infos
+        self.ops: bytearray = bytearray(count)
+        self.seeds: list[int | None] = [None] * count
+        self.streams: bytearray = bytearray(count)
+        self.posted_in_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self._call_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
+        self.posted_in: memoryview[int] = self.posted_in_array.data
+        self.call_ids: memoryview[int] = self._call_id_array.data
+        self.incarnations: memoryview[int] = self._incarnation_array.data
+        self.completed: memoryview[int] = slab.completed.data
+        self.overflow: dict[int, memoryview] = {}
+        self.overdue: set[int] = set()
+        self._slab_ops: memoryview[int] = slab.ops.data
+        # The values of ``streams`` if they are equal for all envs.
+        self._all_stream = [bytes([streams]) * count for streams in (False, True)]
+
+    # Facts -----------------------------------------------------------------------------------------------
+
+    def is_complete(self, index: int) -> bool:
+        """Return whether the whole result of a posted env has come, and before the deadline."""
+        is_in_time = self.completed[index] == self.call_ids[index] and index not in self.overdue
+        return is_in_time and (self.infos.encodings[index] < OVERFLOW or index in self.overflow)
+
+    def count_unwritten(self) -> int:
+        """Return how many rows are not written, while all envs are posted."""
+        return int(np.count_nonzero(self.slab.completed != self._call_id_array))
+
+    def lacks_autoreset(self, index: int) -> bool:
+        """Return whether the step in a complete row ended its episode, and left the autoreset to the next process."""
+        return bool(self.ops[index] & NO_AUTORESET) and self.slab.ends_episode(index, self.ops[index])
+
+    def content(self, index: int) -> bytes | memoryview | None:
+        """Return the info and the object leaves in a complete row, pickled; None if there are none."""
+        encoding = self.infos.encodings[index]
+        if encoding == PLAIN:
+            return None
+        return bytes(self.slab.inline_info(index)) if encoding == INLINE_INFO else self.overflow[index]
+
+    # Changes ---------------------------------------------------------------------------------------------
+
+    def post(self, envs: Selection, ops: bytearray, call_id: int, *, streams: bool) -> None:
+        """Write the operations of requests whose actions are in the rows, and at last their call id.
+
+        A worker that is running other rows may run these as soon as they have the call id.
+        """
+        if self.overflow:
+            for index in envs.ids:
+                self.overflow.pop(index, None)
+        if envs.is_all:
+            self.ops[:] = self._slab_ops[:] = ops
+            self.posted_in[:] = self.incarnations
+            self.streams[:] = self._all_stream[streams]
+            self._call_id_array.fill(call_id)
+            self.slab.posted.fill(call_id)
+            return
+        for index in envs.ids:
+            self.ops[index] = self._slab_ops[index] = ops[index]
+            self.posted_in[index] = self.incarnations[index]
+            self.streams[index] = streams
+            self.call_ids[index] = self.slab.posted[index] = call_id
+
+    def begin_process(self, envs: range, incarnation: int) -> None:
+        """Record the new process of an actor."""
+        self._incarnation_array[slice_of(envs)] = incarnation
+
+    def end_process(self, envs: range) -> None:
+        """Leave no rows for the next process of an actor: it would run all that are posted and not completed."""
+        mine = slice_of(envs)
+        self.overdue.difference_update(envs)
+        self.slab.posted[mine] = self.slab.completed[mine] = self._call_id_array[mine]
+
+    def begin_rollout(self, envs: range, call_id: int) -> None:
+        """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
+        mine = slice_of(envs)
+        self.posted_in_array[mine] = self._incarnation_array[mine]
+        self._call_id_array[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
