@@ -19,7 +19,7 @@ from envactors.threads import LibraryThread
 
 # A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
 _MOST_ERRORS = 2
-# How long `Loop.wake_others` may put a callback off, in seconds. The poller rounds shorter times up to this.
+# How long `Loop.defer_wakeup` may put a callback off, in seconds. The poller rounds shorter times up to this.
 _MOST_DELAY = 0.001
 
 
@@ -85,7 +85,7 @@ class Loop:
         self._wake = Doorbell()
         self._descriptors: dict[int, _Descriptor] = {}
         self._soon: deque[Callable[[], object]] = deque()
-        # What `wake_others` has put off, until when events may delay it, and whether any of it is urgent.
+        # What `defer_wakeup` has put off, until when events may delay it, and whether any of it is urgent.
         self._put_off: list[Callable[[], object]] = []
         self._put_off_until = math.inf
         self._is_urgent = False
@@ -157,7 +157,7 @@ class Loop:
         self._soon.append(callback)
         self._wake.ring()
 
-    def wake_others(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
+    def defer_wakeup(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
         """Run a callback that wakes other threads: in the loop's thread before it waits again, in others immediately.
 
         To wake a thread takes longer than to handle an event. If it waits for the results of several events, waking it

@@ -54,7 +54,7 @@ class ThreadPool:
         # `put` is reentrant and enters no lock in Python code, so signal handlers and finalizers may submit functions.
         # None ends a thread.
         self._functions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._started = 0  # how many functions were started
+        self._start_count = 0  # how many functions were started
         self._is_watched = False  # whether a timer is set that adds a thread
         self._is_stopping = False
         self._threads: list[threading.Thread] = []
@@ -89,7 +89,7 @@ class ThreadPool:
         if not self._is_watched:
             self._is_watched = True
             loop.call_at(
-                time.monotonic() + _PATIENCE, functools.partial(self._add_thread_if_stuck, loop, self._started)
+                time.monotonic() + _PATIENCE, functools.partial(self._add_thread_if_stuck, loop, self._start_count)
             )
 
     def _add_thread_if_stuck(self, loop: Loop, started: int) -> None:
@@ -98,7 +98,7 @@ class ThreadPool:
         if self._functions.empty() or self._is_stopping:
             return
         self._watch(loop)
-        if self._started == started:
+        if self._start_count == started:
             self._add_thread()
 
     def _add_thread(self) -> None:
@@ -115,7 +115,7 @@ class ThreadPool:
                 if is_last:
                     return
                 continue
-            self._started += 1
+            self._start_count += 1
             try:
                 function()
             except BaseException as error:
@@ -283,7 +283,7 @@ _serials = itertools.count()
 forks: int = 0
 
 
-def join(member: Member) -> None:
+def enroll(member: Member) -> None:
     """Add an actor to the runtime, and set its ``runtime``."""
     while True:
         with _lock:

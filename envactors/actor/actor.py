@@ -22,9 +22,9 @@ from envactors.actor.activity import Activity
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Next, Plan, RestartTracker
+from envactors.actor.exits import AfterExit, Plan, RestartTracker
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, Job, ProcessExit, Remainder, Renewal
+from envactors.actor.job import Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
@@ -108,7 +108,7 @@ class Actor(ActorBase):
         self.is_closing: bool = False
         self.jobs: JobQueue = JobQueue(self)
         self.tenant: Tenant = NO_TENANT
-        self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
+        self.timers: Timers = Timers(lambda: self.runtime.loop, self.run_as_change)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
         self.loans: ChannelLoans = ChannelLoans(lambda: self.runtime.loop, self.lock)
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
@@ -117,19 +117,19 @@ class Actor(ActorBase):
         self.restarts: int = 0
         self.restart_at: float = 0.0
         self.started_in: float | None = None
-        self._use: Use | None = None
+        self._backend_use: Use | None = None
         # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
-        self._unconfirmed: Worker | None = None
+        self._maybe_alive: Worker | None = None
 
     def begin(self) -> None:
-        runtimes.join(self)
-        self._use = self.config.backend.use(self.config.env_vars, self.runtime)
-        self._use.open()
+        runtimes.enroll(self)
+        self._backend_use = self.config.backend.use(self.config.env_vars, self.runtime)
+        self._backend_use.open()
         if self.config.crashes is not None:
             self.config.crashes.submit = self.runtime.printer.submit
         self.proceed_soon()
 
-    def make_change(self, event: Callable[..., object], *args: object) -> None:
+    def run_as_change(self, event: Callable[..., object], *args: object) -> None:
         with self.lock, self.lock.change(self):
             event(*args)
 
@@ -222,7 +222,7 @@ class Actor(ActorBase):
                 job.actor = self
                 activity = job.activity()
                 assert activity is not None, "it has not ended"
-                raise self.lock.refuse(self.errors.closed(activity))
+                raise self.lock.refuse(self.errors.actor_closed(activity))
             self.jobs.enqueue(job)
 
     def renew(self, future: ActorFuture) -> None:
@@ -250,7 +250,7 @@ class Actor(ActorBase):
             if is_running or future.done():
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
-            end = functools.partial(self.errors.ended_because, reason=EndReason.ABORT)
+            end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
             return self._withdraw(future, lambda activity: future.set_exception(end(activity)))
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
@@ -269,7 +269,7 @@ class Actor(ActorBase):
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
         if not self.config.backend.traits.can_kill:
-            raise self.lock.refuse(self.errors.unsupported(operation))
+            raise self.lock.refuse(self.errors.unsupported_operation(operation))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
@@ -291,9 +291,11 @@ class Actor(ActorBase):
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
         if self.is_run_by_this_thread:
-            self.make_change(self.tenant.collect_completed)  # an env before it in the process may already have stepped
+            self.run_as_change(
+                self.tenant.collect_completed
+            )  # an env before it in the process may already have stepped
             if deadline is None and not future.done():
-                raise self.errors.within_envs()
+                raise self.errors.called_by_own_env()
             return
         shared = self.jobs.shared
         if shared is not None and shared.has_jobs and self.loans.current is None:
@@ -323,7 +325,7 @@ class Actor(ActorBase):
         """Receive and handle frames, unless another thread has borrowed the channel."""
         with self.lock, self.lock.change(self):
             is_current = worker is self.process.worker and not worker.at_end
-            if is_current and (self.loans.current is None or self.loans.is_mine):
+            if is_current and (self.loans.current is None or self.loans.is_borrowed_here):
                 self._handle_frames(worker, worker.receive() or [])
 
     def _check_deadlines(self) -> None:
@@ -423,14 +425,14 @@ class Actor(ActorBase):
         self.process.launched_at = time.monotonic()
         if standby is not None:
             self._adopt(standby)
-        elif self._unconfirmed is None:
+        elif self._maybe_alive is None:
             self._submit_launch()
 
     def on_certain_end(self, worker: Worker) -> None:
         """Launch the next process if it has waited for the certain end of this worker."""
         with self.lock, self.lock.change(self):
-            if worker is self._unconfirmed:
-                self._unconfirmed = None
+            if worker is self._maybe_alive:
+                self._maybe_alive = None
                 if self.process.is_launching:
                     self._submit_launch()
 
@@ -446,12 +448,12 @@ class Actor(ActorBase):
             self.process.launched_at = time.monotonic()
             if is_wanted and config.deadlines.start is not None:
                 self._watch_start(config.deadlines.start)
-        if is_wanted and self._use is not None:
+        if is_wanted and self._backend_use is not None:
             try:
-                worker = self._use.start(config.name, config.memory, config.env_count)
+                worker = self._backend_use.start(config.name, config.memory, config.env_count)
             except Exception as error:
                 refusal = error
-        self.make_change(self._on_launched, worker, refusal)
+        self.run_as_change(self._on_launched, worker, refusal)
 
     def _on_launched(self, worker: Worker | None, refusal: BaseException | None) -> None:
         """Send the worker its first message, kill it if nobody needs it now, or handle the failure of its launch."""
@@ -478,7 +480,7 @@ class Actor(ActorBase):
 
         Return None if none is ready, or while code of the last process may still be running.
         """
-        standbys = self.config.standbys if self._unconfirmed is None else ()
+        standbys = self.config.standbys if self._maybe_alive is None else ()
         return next(filter(None, (give_process(delay) for give_process in standbys)), None)
 
     def give_process(self, delay: float) -> Worker | None:
@@ -575,7 +577,7 @@ class Actor(ActorBase):
         """
         self._kill_in(_READ_PATIENCE)
         process = self.process
-        self.runtime.callbacks.submit(lambda: self.make_change(self._close_because_of, process, read_cause()))
+        self.runtime.callbacks.submit(lambda: self.run_as_change(self._close_because_of, process, read_cause()))
 
     def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
         process.cause = cause
@@ -592,7 +594,7 @@ class Actor(ActorBase):
             for frame in worker.drain():
                 self.on_frame(frame)
             report = process.reap(worker)
-            self._unconfirmed = None if report.status.is_certain else worker
+            self._maybe_alive = None if report.status.is_certain else worker
             if process.was_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(process.incarnation)
@@ -617,33 +619,33 @@ class Actor(ActorBase):
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.tenant.collect_completed()
-        ended = self._plan_exit(report, self.jobs.detach_process(process))
+        process_exit = self._plan_exit(report, self.jobs.detach_process(process))
         if process.has_started:
-            self.last_exit_error = ended.error
-        self.log.write_exit(ended)
-        self.tenant.on_exit(ended)
-        self.jobs.on_exit(ended)
+            self.last_exit_error = process_exit.error
+        self.log.write_exit(process_exit)
+        self.tenant.on_exit(process_exit)
+        self.jobs.on_exit(process_exit)
         process.worker = None
-        self._carry_out(ended)
+        self._carry_out(process_exit)
 
-    def _plan_exit(self, report: ExitReport, remainder: Remainder) -> ProcessExit:
+    def _plan_exit(self, report: ExitReport, uncompleted: Uncompleted) -> ProcessExit:
         """Make the error of an exit, and decide what comes next, given what the process has not completed."""
-        process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, remainder.culprit
-        error = self.errors.exit_error(culprit, process, report)
+        process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, uncompleted.culprit
+        error = self.errors.process_ended(culprit, process, report)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = crashes.report(error, find_inputs, process.failure)
         # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
         is_first = process.incarnation == 0 or self.config.is_on_demand
-        plan = Plan(Next.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
-        return ProcessExit(process, report, job, remainder, error, plan)
+        plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
+        return ProcessExit(process, report, job, uncompleted, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------
 
     def proceed_soon(self) -> None:
         """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
-        self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
+        self.runtime.loop.call_soon(functools.partial(self.run_as_change, self._proceed))
 
     def _proceed(self) -> None:
         """Continue in the loop: start jobs or a process, withdraw a launch, fail jobs, or close the actor."""
@@ -663,44 +665,48 @@ class Actor(ActorBase):
             case Phase.ENDING | Phase.DEAD if self.is_closing:
                 self._close()
             case Phase.ENDING:  # without a process
-                self.jobs.fail_renewal(functools.partial(self.errors.ended_because, reason=process.end_reason))
+                self.jobs.fail_renewal(functools.partial(self.errors.not_run, reason=process.end_reason))
                 self._start_next_process()
             case Phase.DEAD:
                 self._fail_jobs_of_dead()
             case Phase.CLOSED:
-                self.jobs.fail_all(self.errors.closed)
+                self.jobs.fail_all(self.errors.actor_closed)
 
     def _withdraw_launch(self) -> None:
         """Treat a launch that nobody needs any more as an exit; if it has begun, `_on_launched` leads on.
 
         While the end of the last worker is not certain, no launch was submitted, so none has begun.
         """
-        if self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch):
+        if self._maybe_alive is not None or self.runtime.launcher.withdraw(self._launch):
             self._after_exit(ExitReport(reason=self.process.end_reason))
 
-    def _carry_out(self, ended: ProcessExit) -> None:
+    def _carry_out(self, process_exit: ProcessExit) -> None:
         """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
-        chosen, delay = ended.plan
-        if chosen is Next.START:
+        chosen, delay = process_exit.plan
+        if chosen is AfterExit.START:
             self._start_next_process()
-        elif chosen is Next.RESTART:
+        elif chosen is AfterExit.RESTART:
             # The standby waits for the delay in place of the actor, so that processes start no more often.
-            standby = self._take_standby(delay) if ended.process.has_started else None
+            standby = self._take_standby(delay) if process_exit.process.has_started else None
             if standby is not None:
                 self.restarts += 1
-                self._start_process(ended.process.incarnation + 1, standby)
+                self._start_process(process_exit.process.incarnation + 1, standby)
             else:
                 self._back_off(delay)
                 if delay > 0:
                     self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
-        elif chosen is Next.DIE:
+        elif chosen is AfterExit.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
-                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker))
+                self.log.write_end_of_standby(self.errors.restarts_exhausted(self.restart_tracker))
             self._fail_jobs_of_dead()
         else:
-            report = ended.report if ended.reason is None else ended.report._replace(reason=EndReason.CLOSE)
-            self.jobs.fail_all(functools.partial(self.errors.ended, report=report))
+            report = (
+                process_exit.report
+                if process_exit.reason is None
+                else process_exit.report._replace(reason=EndReason.CLOSE)
+            )
+            self.jobs.fail_all(functools.partial(self.errors.exit_during, report=report))
             self._close()
 
     def _back_off(self, delay: float) -> None:
@@ -717,24 +723,24 @@ class Actor(ActorBase):
 
     def _fail_jobs_of_dead(self) -> None:
         """Fail the jobs of a dead actor, up to a renewal, which starts a process."""
-        final = self.errors.exhausted(self.restart_tracker)
-        if self.jobs.fail_all(functools.partial(self.errors.after_last, final=final), may_renew=True):
+        final = self.errors.restarts_exhausted(self.restart_tracker)
+        if self.jobs.fail_all(functools.partial(self.errors.actor_dead, final=final), may_renew=True):
             self._start_next_process()
 
     def _close(self) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
         self.phase = Phase.CLOSED
         self.process.worker = None
-        self.jobs.fail_all(functools.partial(self.errors.ended_because, reason=EndReason.CLOSE))
+        self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
         self.timers.cancel()
         self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)
 
     def _release(self) -> None:
         """Free the backend, which may take long, and leave the runtime."""
-        if self._use is not None:
+        if self._backend_use is not None:
             with contextlib.suppress(OSError):
-                self._use.close()
+                self._backend_use.close()
         self.runtime.leave(self)
         self.closed.open()
 
@@ -748,10 +754,10 @@ class Actor(ActorBase):
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
             text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
-            error_of = functools.partial(self.errors.ended_because, reason=reason)
+            error_of = functools.partial(self.errors.not_run, reason=reason)
         else:
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
-            error_of = functools.partial(self.errors.broken, bug=bug)
+            error_of = functools.partial(self.errors.closed_by_bug, bug=bug)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
         if self.phase not in (Phase.ASLEEP, Phase.DEAD, Phase.CLOSED):

@@ -176,7 +176,7 @@ class ActorBase(ABC):
         """
 
     @abstractmethod
-    def make_change(self, event: Callable[..., object], *args: object) -> None:
+    def run_as_change(self, event: Callable[..., object], *args: object) -> None:
         """Run an event under the lock; if the actor has processes, as a change of it."""
 
     @abstractmethod

@@ -33,7 +33,7 @@ class Call(Job):
         retries: How many crashes and missed deadlines it survives.
         payload: Its message, pickled.
         incarnation: The index of the only process that may run it; None for any.
-        take_reply: Called with the reply, under the lock, before the future has it; None for nothing.
+        before_outcome: Called with the reply, under the lock, before the future has it; None for nothing.
     """
 
     actor: Actor = dataclasses.field(init=False, repr=False)
@@ -45,7 +45,7 @@ class Call(Job):
     retries: int = 0
     payload: bytes | bytearray = b""
     incarnation: int | None = None
-    take_reply: Callable[[Frame], object] | None = None
+    before_outcome: Callable[[Frame], object] | None = None
 
     @property
     def needs_permit(self) -> bool:  # type: ignore[override] # nobody sets it
@@ -56,7 +56,7 @@ class Call(Job):
         """Send the message."""
         actor = self.actor
         if self.incarnation not in (None, actor.process.incarnation):
-            self.fail(lambda activity: actor.errors.lost_process(activity, self.incarnation, actor.last_exit_error))
+            self.fail(lambda activity: actor.errors.process_gone(activity, self.incarnation, actor.last_exit_error))
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)
@@ -79,8 +79,8 @@ class Call(Job):
             place = self.activity(), frame.incarnation, actor.pid
             outcome = actor.config.crashes.name(outcome, failure, find_inputs, *place)
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
-        if self.take_reply is not None:
-            self.take_reply(frame)
+        if self.before_outcome is not None:
+            self.before_outcome(frame)
         self.future.set_outcome(outcome)
         return True
 
@@ -88,13 +88,13 @@ class Call(Job):
         """Return the call, and the requests before it as far as they are known."""
         return self.actor.tenant.inputs_of_call(culprit.env, (self.kind, bytes(self.payload)))
 
-    def after_exit(self, ended: ProcessExit) -> bool:
+    def after_exit(self, process_exit: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""
-        has_begun = ended.culprit is not None
-        survives = not has_begun or (self.retries > 0 and ended.allows_retry)
+        has_begun = process_exit.culprit is not None
+        survives = not has_begun or (self.retries > 0 and process_exit.allows_retry)
         if not survives:
-            self.future.set_exception(ended.error)
-        elif has_begun and ended.reason is not EndReason.HELPER_LOST:
+            self.future.set_exception(process_exit.error)
+        elif has_begun and process_exit.reason is not EndReason.HELPER_LOST:
             self.retries -= 1
         return not survives
 

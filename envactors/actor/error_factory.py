@@ -36,7 +36,7 @@ class ErrorFactory:
         self._config = config
         self._find_incarnation = find_incarnation
 
-    def unpicklable(self, activity: Activity, cause: Exception) -> ActorError:
+    def unpicklable_arguments(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of arguments that could not be sent."""
         who, where = self._locate(activity)
         text = f"{self._sent_for(activity.method)} for {who} cannot be pickled: {safe_repr(cause)}"
@@ -46,25 +46,25 @@ class ErrorFactory:
         """Return what travels to the worker for a call."""
         return f"{call} or its arguments" if self._config.is_executor else f"the arguments of {call}"
 
-    def closed(self, activity: Activity) -> ActorError:
+    def actor_closed(self, activity: Activity) -> ActorError:
         """Return the error of a call after the actor was closed."""
         who, where = self._locate(activity)
         return errors.ActorClosedError(f"cannot run {activity.method}: {who} is closed", **where)
 
-    def broken(self, activity: Activity, bug: BaseException) -> ActorError:
+    def closed_by_bug(self, activity: Activity, bug: BaseException) -> ActorError:
         """Return the error of a call whose actor was closed by an error of this library."""
         who, where = self._locate(activity)
         text = f"{activity.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
         return _caused(errors.ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
 
-    def within_envs(self) -> RuntimeError:
+    def called_by_own_env(self) -> RuntimeError:
         """Return the error of env code that waits for its own actor, which would never end."""
         return RuntimeError(
             f"code of an env of actor {self._config.name!r} waits for a request of the same actor, which can only run "
             "after that code: call the other env directly, or wait outside of the envs"
         )
 
-    def unsupported(self, operation: str) -> ActorError:
+    def unsupported_operation(self, operation: str) -> ActorError:
         """Return the error of an operation that the backend does not support."""
         who, where = self._locate()
         text = f"{who} lives in {self._config.backend!r}, which cannot {operation}"
@@ -110,19 +110,19 @@ class ErrorFactory:
         text = f"{problem}, {who}{_elapsed(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(errors.SerializationError(text, **where), cause)
 
-    def out_of_memory(self, activity: Activity, cause: Exception) -> ActorError:
+    def no_memory_for_results(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of a step whose results have no room."""
         who, where = self._locate(activity)
         text = f"there is too little shared memory for the results of {activity.method}, {who}: {cause}"
         return _caused(ActorError(text, **where), cause)
 
-    def exit_error(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
+    def process_ended(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error that says how the current process has ended, or why it could not be started."""
         if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
             return process.cause
-        return self.ended(culprit, report) if process.has_started else self.start_error(process, report)
+        return self.exit_during(culprit, report) if process.has_started else self.start_failed(process, report)
 
-    def start_error(self, process: ActorProcess, report: ExitReport) -> ActorError:
+    def start_failed(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
         activity = Activity("", self._config.first_index + process.envs_made, started_at=process.launched_at)
         who, where = self._locate(activity, process.incarnation, report.pid)
@@ -151,11 +151,11 @@ class ErrorFactory:
         begun = "its initializer had returned" if self._config.is_executor else "its env was made"
         return f"{who} {_describe_end(report)}{after} before {begun}"
 
-    def ended_because(self, activity: Activity, reason: EndReason | None, incarnation: int | None = None) -> ActorError:
+    def not_run(self, activity: Activity, reason: EndReason | None, incarnation: int | None = None) -> ActorError:
         """Return the error of an activity that its process could not begin, since that was ended for a reason."""
-        return self.ended(activity, ExitReport(reason=reason), incarnation)
+        return self.exit_during(activity, ExitReport(reason=reason), incarnation)
 
-    def ended(self, activity: Activity | None, report: ExitReport, incarnation: int | None = None) -> ActorError:
+    def exit_during(self, activity: Activity | None, report: ExitReport, incarnation: int | None = None) -> ActorError:
         """Return the error of a process that has ended, at work or while idle (None)."""
         aborted = not is_crash(report.reason) and report.reason is not EndReason.HELPER_LOST
         who, where = self._locate(activity, incarnation, report.pid)
@@ -180,7 +180,7 @@ class ErrorFactory:
             return errors.NodeLostError(text, **report.status.loss._asdict(), **_end_fields(report), **where)
         return errors.ActorDiedError(text, aborted=aborted, **_end_fields(report), **where)
 
-    def discarded(
+    def process_discarded(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
     ) -> ActorError:
         """Return the error of a process that was ended because an env raised; ``text`` describes the cause."""
@@ -188,14 +188,14 @@ class ErrorFactory:
         text = f"{who} was replaced since {activity.method} raised {text}"
         return _caused(errors.ActorDiedError(text, aborted=True, **where), cause)
 
-    def poison(self, crash: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
+    def poison_inputs(self, crash: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
         """Return the error of a second process that ended at the same point of the same inputs."""
         error = copy_error(crash)
         error.args = (f"the same inputs have ended two processes and are not tried again (see .inputs): {crash}",)
         error.read_inputs = inputs
         return error
 
-    def not_begun(self, activity: Activity, crash: ActorError) -> ActorError:
+    def unblamed(self, activity: Activity, crash: ActorError) -> ActorError:
         """Return the error of a step whose process ended for another reason before the step had a result."""
         _, where = self._locate(activity, crash.incarnation or 0, crash.pid)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
@@ -208,11 +208,11 @@ class ErrorFactory:
         ending = {name: value for name, value in vars(crash).items() if name in names}
         return _caused(kind(text, bundle=crash.bundle, **ending, **where), copy_error(crash))
 
-    def lost_process(self, activity: Activity, incarnation: int | None, crash: ActorError | None) -> ActorError:
+    def process_gone(self, activity: Activity, incarnation: int | None, crash: ActorError | None) -> ActorError:
         """Return the error of a call that only an earlier process could run, given the error of the last exit."""
-        return self.ended_because(activity, EndReason.ABORT, incarnation) if crash is None else copy_error(crash)
+        return self.not_run(activity, EndReason.ABORT, incarnation) if crash is None else copy_error(crash)
 
-    def exhausted(self, tracker: RestartTracker) -> ActorError:
+    def restarts_exhausted(self, tracker: RestartTracker) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""
         policy, crashes, failed_starts = self._config.restart, tracker.errors, tracker.failed_starts
         last = crashes[-1]
@@ -235,7 +235,7 @@ class ErrorFactory:
         causes = [copy_error(crash) for crash in crashes]
         return _caused(errors.RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)
 
-    def after_last(self, activity: Activity, final: ActorError) -> ActorError:
+    def actor_dead(self, activity: Activity, final: ActorError) -> ActorError:
         """Return the error of a call to a dead actor, given the error of its last process."""
         error = copy_error(final)
         if isinstance(error, errors.RestartsExhaustedError):

@@ -22,7 +22,7 @@ from envactors.options import RestartPolicy
 MOST_FAILED_STARTS: Final = 10
 
 
-class Next(enum.Enum):
+class AfterExit(enum.Enum):
     """What the actor does next."""
 
     CLOSE = enum.auto()
@@ -34,13 +34,13 @@ class Next(enum.Enum):
 class Plan(NamedTuple):
     """What the actor does next, and the delay of a restart, in seconds."""
 
-    next: Next
+    action: AfterExit
     delay: float = 0.0
 
     @property
     def starts_another(self) -> bool:
         """Whether another process comes."""
-        return self.next in (Next.START, Next.RESTART)
+        return self.action in (AfterExit.START, AfterExit.RESTART)
 
 
 def lacks_backoff(policy: RestartPolicy, failed_starts: int) -> bool:
@@ -105,7 +105,7 @@ class RestartTracker:
             is_first: Whether no earlier process of the actor has shown that its factories can succeed.
         """
         if process.is_uncounted:
-            return Plan(Next.START)
+            return Plan(AfterExit.START)
         now = time.monotonic()
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
@@ -119,4 +119,4 @@ class RestartTracker:
         # be garbage-collected.
         self.last = copy_error(error)
         self._crashes.append((now, self.last, delay is not None))
-        return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
+        return Plan(AfterExit.DIE) if delay is None else Plan(AfterExit.RESTART, delay)

@@ -89,10 +89,10 @@ class _Condition(RLock):
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire the lock, and make the current state visible. A ``with`` statement does the first only."""
         self.was_acquired = True  # before the state is read, which is written before this is
-        is_mine = super().acquire(blocking, timeout)
-        if is_mine:
+        is_acquired = super().acquire(blocking, timeout)
+        if is_acquired:
             self.show_state()
-        return is_mine
+        return is_acquired
 
     def show_state(self) -> None:
         """Make the current state visible. The lock must be held, unless an interrupt has left it to another thread."""
@@ -115,7 +115,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         keep_alive: An object to hold until the call has ended: an actor lives while one of its futures is unfinished.
     """
 
-    # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_others`.
+    # Whether a thread that waits is woken before the loop waits for events; see `Loop.defer_wakeup`.
     _is_urgent = True
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
@@ -282,7 +282,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._keep_alive = None
         if self._ended.mark_open() or self._condition.was_acquired or self._done_callbacks:
-            self.owner.runtime.loop.wake_others(self._wake_others, is_urgent=self._is_urgent)
+            self.owner.runtime.loop.defer_wakeup(self._wake_others, is_urgent=self._is_urgent)
 
     def _wake_others(self) -> None:
         self._ended.open()
@@ -292,7 +292,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def _notify_others(self) -> None:
         """Run callbacks, and wake the waiters of `concurrent.futures`."""
         # Waiters hold the lock only for a moment, unless an interrupt has kept one from releasing it.
-        is_mine = self._condition.acquire(timeout=_LOCK_PATIENCE)
+        is_acquired = self._condition.acquire(timeout=_LOCK_PATIENCE)
         self._condition.show_state()
         while self._condition.unnotified:
             waiter = self._condition.unnotified.pop()
@@ -303,7 +303,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
                 waiter.add_exception(self)
             else:
                 waiter.add_result(self)
-        if is_mine:
+        if is_acquired:
             self._condition.release()
         while self._done_callbacks:
             with contextlib.suppress(IndexError):  # another thread has taken the last one

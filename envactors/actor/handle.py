@@ -273,7 +273,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
     try:
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
-        call.future.set_exception(actor.errors.unpicklable(Activity(call.method, call.index), error))
+        call.future.set_exception(actor.errors.unpicklable_arguments(Activity(call.method, call.index), error))
         return False
     return True
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess
-from envactors.actor.exits import Next
+from envactors.actor.exits import AfterExit
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Remainder, Renewal
+from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal, Uncompleted
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
 from envactors.mailbox.messages import Frame
@@ -137,7 +137,7 @@ class JobQueue:
             # With permits, no job joins: it would keep a permit for which an older job of another actor may wait.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.try_finish():
-                    running.call_when_finished()
+                    running.request_end_ring()
                     break
                 if self.running is running:  # recording the results may have started another job
                     self.running = None
@@ -271,7 +271,7 @@ class JobQueue:
         self.waiting.extendleft(reversed(first))
         self.dispatch()
 
-    def detach_process(self, process: ActorProcess) -> Remainder:
+    def detach_process(self, process: ActorProcess) -> Uncompleted:
         """Return the permit of an ended process, and drop the jobs that end with it.
 
         Return the part of the running job that it has not completed.
@@ -281,22 +281,22 @@ class JobQueue:
         for job in [job for job in self.waiting if job.dies_with_process]:
             self.waiting.remove(job)
             self._forget(job)
-        return Remainder() if self.running is None else self.running.find_remainder(process)
+        return Uncompleted() if self.running is None else self.running.find_uncompleted(process)
 
-    def on_exit(self, ended: ProcessExit) -> None:
+    def on_exit(self, process_exit: ProcessExit) -> None:
         """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""
         job, self.running = self.running, None
         if isinstance(job, Renewal):
             self.renewal = job
         elif job is not None:
-            if job.after_exit(ended):
+            if job.after_exit(process_exit):
                 self.failed += job.future is not None and job.future.done()
                 self._forget(job)
             else:
                 job.call_id = 0
                 self.waiting.appendleft(job)
-        if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
-            self.fail_renewal(lambda _activity: ended.error)
+        if process_exit.plan.action is AfterExit.CLOSE or process_exit.reason is EndReason.ABORT:
+            self.fail_renewal(lambda _activity: process_exit.error)
 
     def repair(self, error_of: ErrorOf, *, fails_all: bool) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.

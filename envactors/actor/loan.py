@@ -52,7 +52,7 @@ class ChannelLoans:
         self._has_timer = False
 
     @property
-    def is_mine(self) -> bool:
+    def is_borrowed_here(self) -> bool:
         """Whether the calling thread is the borrower: a signal handler may use the actor while its thread waits."""
         return self.current is not None and self.current.borrower == threading.get_ident()
 
@@ -65,7 +65,7 @@ class ChannelLoans:
         Args:
             worker: The worker; None if it does not run the call that the thread waits for.
         """
-        if self.is_mine:
+        if self.is_borrowed_here:
             self.end()
         lender = None if worker is None or self.current is not None else worker.as_lender()
         if lender is None:

@@ -26,12 +26,12 @@ class Timers:
 
     Args:
         find_loop: Returns the loop that runs them.
-        make_change: Runs a callback as a change of the actor.
+        run_as_change: Runs a callback as a change of the actor.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], make_change: Callable[..., None]) -> None:
+    def __init__(self, find_loop: Callable[[], Loop], run_as_change: Callable[..., None]) -> None:
         self._find_loop = find_loop
-        self._make_change = make_change
+        self._run_as_change = run_as_change
         self._timers: dict[TimerName, Timer] = {}
 
     def set(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:
@@ -45,7 +45,7 @@ class Timers:
                 callback()
 
         self.cancel(name)
-        timer = self._find_loop().call_at(when, functools.partial(self._make_change, fire))
+        timer = self._find_loop().call_at(when, functools.partial(self._run_as_change, fire))
         self._timers[name] = timer
 
     def set_earliest(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:
@@ -88,7 +88,7 @@ class DeadlineWatch:
         self._timers = timers
         self._check = check
         self._slow = deadlines.slow
-        limits = [*(deadline_of(method, deadlines) for method in METHOD_NAMES), deadlines.slow]
+        limits = [*(deadline_by_code(method, deadlines) for method in METHOD_NAMES), deadlines.slow]
         self.shortest: float = min((limit for limit in limits if limit is not None), default=math.inf)
         self.next_check_at: float = math.inf
         # When the last step began that was reported as slow.
@@ -138,7 +138,7 @@ class DeadlineWatch:
         return judgment
 
 
-def deadline_of(method: int, deadlines: Deadlines) -> float | None:
+def deadline_by_code(method: int, deadlines: Deadlines) -> float | None:
     """Return the deadline of what a worker runs by its control page, in seconds; None if it has none.
 
     Args:

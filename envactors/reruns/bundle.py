@@ -174,7 +174,7 @@ class Bundle:
                 replies: list[Frame] = []
                 future: ActorFuture[Any] = ActorFuture(actor, lifeline)
                 call = Call(request.method, self.inputs.env, request.kind, future, request.deadline)
-                call.payload, call.take_reply = request.payload, replies.append
+                call.payload, call.before_outcome = request.payload, replies.append
                 actor.accept(call)
                 future.wait_ended()
                 ending = _ending_of(replies, future, actor)

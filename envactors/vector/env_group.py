@@ -208,9 +208,9 @@ class EnvGroup(Tenant):
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
         for index in self.table.pop_saves_due(self.indices):
             future: ActorFuture[Any] = ActorFuture(self.actor, None)
-            message = dumps(tuple(Save(index - self.indices.start)))
+            save = dumps(tuple(Save(index - self.indices.start)))
             log = functools.partial(self._log_unsaved, index)
-            call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=message, take_reply=log)
+            call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=save, before_outcome=log)
             self.actor.jobs.enqueue(call)
 
     def _log_unsaved(self, index: int, frame: Frame) -> None:
@@ -282,7 +282,7 @@ class EnvGroup(Tenant):
         self._times.add(self.actor.page)
         self.recovery.record_exit(ended)
         self.table.end_process(self.indices)
-        self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.remainder.rows])
+        self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.uncompleted.rows])
         if ended.plan.starts_another:
             self.recovery.settle_lost_episodes(self.indices)
         self.table.waiters.ring()

@@ -205,7 +205,7 @@ def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(acto
     wait_until(lambda: actor.phase is Phase.LIVE)
     gate = threading.Event()
     try:
-        actor.make_change(actor.discard, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read"))
+        actor.run_as_change(actor.discard, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read"))
         future = call(actor)
         backend.next_worker().serve_start().serve_call("next")
         assert future.result(SOON) == "next"

@@ -11,9 +11,9 @@ import envactors as ea
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.calls import Call
-from envactors.actor.exits import Next, Plan, restart_delay
+from envactors.actor.exits import AfterExit, Plan, restart_delay
 from envactors.actor.future import ReadyOutcome
-from envactors.actor.job import ProcessExit, Remainder
+from envactors.actor.job import ProcessExit, Uncompleted
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss, decide
@@ -23,39 +23,39 @@ from envactors.vector.options import AUTORESETS
 @pytest.mark.parametrize(
     ("reason", "chosen", "expected"),
     [
-        (None, Next.RESTART, True),
-        (None, Next.DIE, True),
-        (EndReason.TIMEOUT, Next.RESTART, True),
-        (EndReason.HELPER_LOST, Next.START, True),
-        (EndReason.DISCARD, Next.RESTART, False),
-        (EndReason.ABORT, Next.START, False),
-        (EndReason.TIMEOUT, Next.START, False),
-        (None, Next.CLOSE, False),
-        (EndReason.HELPER_LOST, Next.CLOSE, False),
+        (None, AfterExit.RESTART, True),
+        (None, AfterExit.DIE, True),
+        (EndReason.TIMEOUT, AfterExit.RESTART, True),
+        (EndReason.HELPER_LOST, AfterExit.START, True),
+        (EndReason.DISCARD, AfterExit.RESTART, False),
+        (EndReason.ABORT, AfterExit.START, False),
+        (EndReason.TIMEOUT, AfterExit.START, False),
+        (None, AfterExit.CLOSE, False),
+        (EndReason.HELPER_LOST, AfterExit.CLOSE, False),
     ],
 )
 def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):
     report, error = ExitReport(reason=reason), ea.ActorDiedError("ended")
-    ended = ProcessExit(ActorProcess(0), report, None, Remainder(), error, Plan(chosen))
-    assert ended.allows_retry is expected
+    process_exit = ProcessExit(ActorProcess(0), report, None, Uncompleted(), error, Plan(chosen))
+    assert process_exit.allows_retry is expected
 
 
 @pytest.mark.parametrize(
     ("has_begun", "retries", "chosen", "expected"),
     [
-        (False, 0, Next.RESTART, (False, 0)),
-        (False, 1, Next.CLOSE, (False, 1)),
-        (True, 0, Next.RESTART, (True, 0)),
-        (True, 2, Next.RESTART, (False, 1)),
-        (True, 1, Next.CLOSE, (True, 1)),
+        (False, 0, AfterExit.RESTART, (False, 0)),
+        (False, 1, AfterExit.CLOSE, (False, 1)),
+        (True, 0, AfterExit.RESTART, (True, 0)),
+        (True, 2, AfterExit.RESTART, (False, 1)),
+        (True, 1, AfterExit.CLOSE, (True, 1)),
     ],
 )
 def test_the_call_that_an_ended_process_was_sent(has_begun, retries, chosen, expected):
     call = Call("echo", 0, Kind.CALL, Mock(), retries=retries)
     culprit = Activity("echo", 0, 1) if has_begun else None
     error = ea.ActorDiedError("ended")
-    ended = ProcessExit(ActorProcess(0), ExitReport(), call, Remainder(culprit), error, Plan(chosen))
-    assert (call.after_exit(ended), call.retries) == expected
+    process_exit = ProcessExit(ActorProcess(0), ExitReport(), call, Uncompleted(culprit), error, Plan(chosen))
+    assert (call.after_exit(process_exit), call.retries) == expected
     assert call.future.set_exception.called is expected[0]
 
 

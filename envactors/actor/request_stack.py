@@ -23,7 +23,7 @@ _LOOKS = 4
 
 
 class InlineRequest(abc.ABC):
-    """A request that runs env code in the thread of its caller, and the context in which it does; see `RunningCode`.
+    """A request that runs env code in the thread of its caller, and the context in which it does; see `RequestStack`.
 
     Args:
         index: The env whose code runs first.
@@ -69,7 +69,7 @@ class InlineRequest(abc.ABC):
         """Return what is running, and the actor that runs it, for a warning; None if there is to be none."""
 
 
-class RunningCode:
+class RequestStack:
     """The requests that run env code: those of one in-process actor, or of all that share a lock.
 
     There is more than one if env code makes requests of other envs. Each runs in ``with lock, code.enter(request):``.
