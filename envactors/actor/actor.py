@@ -9,10 +9,8 @@ The jobs of an actor are in `envactors.actor.job_queue`, and the decisions after
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import multiprocessing
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,15 +27,16 @@ from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
 from envactors.actor.spinning import SpinPolicy
+from envactors.actor.starter import ProcessStarter
 from envactors.actor.states import LIVE, ActorState, ActorStats, EndReason, Phase, is_crash
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
-from envactors.backends.base import ExitStatus, Use, Worker
+from envactors.backends.base import Worker
 from envactors.backends.log_records import handle_record
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.control_page import FINISHED
-from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
+from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
 
 # How long a worker that has closed its channel may take to exit, in seconds.
@@ -46,8 +45,6 @@ _EXIT_GRACE = 1.0
 _STACKS_GRACE = 0.2
 # How long unpickling an exception may delay the end of the process that raised it, in seconds.
 _READ_PATIENCE = 10.0
-# How long a standby may take to switch to another actor, in seconds. It only records its new identity.
-_ADOPTION_GRACE = 1.0
 # Phases in which an actor that is closing counts as closed: it has no process, or has killed it.
 _CLOSED_IF_CLOSING = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
 _REPLIES = (Kind.RESULT, Kind.FAILED)
@@ -94,6 +91,7 @@ class Actor(ActorBase):
         spin: Decides whether callers and the worker spin before they sleep.
         log: The log of the actor.
         restart_tracker: Decides about restarts.
+        starter: Starts the processes.
         restarts: How many restarts there were.
         restart_at: When the last backoff ends (`time.monotonic`).
         started_in: How long the last start took, in seconds; None before the first.
@@ -114,17 +112,14 @@ class Actor(ActorBase):
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
         self.log: ActorLog = ActorLog(self)
         self.restart_tracker: RestartTracker = RestartTracker(config.restart)
+        self.starter: ProcessStarter = ProcessStarter(self)
         self.restarts: int = 0
         self.restart_at: float = 0.0
         self.started_in: float | None = None
-        self._backend_use: Use | None = None
-        # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
-        self._maybe_alive: Worker | None = None
 
     def begin(self) -> None:
         runtimes.enroll(self)
-        self._backend_use = self.config.backend.use(self.config.env_vars, self.runtime)
-        self._backend_use.open()
+        self.starter.open()
         if self.config.crashes is not None:
             self.config.crashes.submit = self.runtime.printer.submit
         self.proceed_soon()
@@ -338,7 +333,7 @@ class Actor(ActorBase):
         if judgment is Judgment.LATE:
             if self.jobs.running is not None:
                 self.jobs.running.on_late(activity)
-            self._kill_after_stacks()
+            self.end_late_process()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
@@ -414,74 +409,17 @@ class Actor(ActorBase):
 
     def _start_next_process(self) -> None:
         """Start the next process: that of a ready standby, else a new one."""
-        self._start_process(self.process.incarnation + 1, self._take_standby(0.0))
+        self._start_process(self.process.incarnation + 1, self.starter.take_standby(0.0))
 
     def _start_process(self, incarnation: int, standby: Worker | None = None) -> None:
-        """Start a process, or take that of a standby. A new one waits until the last one has certainly ended."""
+        """Start a process, or take that of a standby."""
         self.timers.cancel("start", "kill", "backoff")  # timers of the last process
         self.phase = Phase.STARTING
-        is_adopted = standby is not None
-        self.process = ActorProcess(incarnation, standby, is_launching=not is_adopted, was_standby=is_adopted)
-        self.process.launched_at = time.monotonic()
-        if standby is not None:
-            self._adopt(standby)
-        elif self._maybe_alive is None:
-            self._submit_launch()
+        self.process = ActorProcess(incarnation, standby, was_standby=standby is not None)
+        self.starter.begin(self.process)
 
     def on_certain_end(self, worker: Worker) -> None:
-        """Launch the next process if it has waited for the certain end of this worker."""
-        with self.lock, self.lock.change(self):
-            if worker is self._maybe_alive:
-                self._maybe_alive = None
-                if self.process.is_launching:
-                    self._submit_launch()
-
-    def _submit_launch(self) -> None:
-        self.runtime.launcher.submit(self._launch, self.config.backend.traits.max_starting)
-
-    def _launch(self) -> None:
-        """Launch a worker, in the launcher's thread."""
-        config = self.config
-        worker = refusal = None
-        with self.lock, self.lock.change(self):
-            is_wanted = self.phase is Phase.STARTING
-            self.process.launched_at = time.monotonic()
-            if is_wanted and config.deadlines.start is not None:
-                self._watch_start(config.deadlines.start)
-        if is_wanted and self._backend_use is not None:
-            try:
-                worker = self._backend_use.start(config.name, config.memory, config.env_count)
-            except Exception as error:
-                refusal = error
-        self.run_as_change(self._on_launched, worker, refusal)
-
-    def _on_launched(self, worker: Worker | None, refusal: BaseException | None) -> None:
-        """Send the worker its first message, kill it if nobody needs it now, or handle the failure of its launch."""
-        process = self.process
-        process.is_launching = False
-        if worker is not None:
-            try:
-                worker.report_to(self)
-            except Exception as error:
-                worker, refusal = None, error
-        process.worker = worker
-        if worker is None:
-            self._after_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=process.end_reason))
-        elif self.phase is Phase.STARTING:
-            # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
-            key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
-            start = self.config.start._replace(attach=self.tenant.attach, authkey=key)
-            worker.send(Frame(Kind.START, process.incarnation, START_CALL_ID, dumps(tuple(start))))
-        else:
-            worker.kill()  # the actor has ended the process during its launch
-
-    def _take_standby(self, delay: float) -> Worker | None:
-        """Take the process of the first ready standby; that standby starts another one after a delay, in seconds.
-
-        Return None if none is ready, or while code of the last process may still be running.
-        """
-        standbys = self.config.standbys if self._maybe_alive is None else ()
-        return next(filter(None, (give_process(delay) for give_process in standbys)), None)
+        self.run_as_change(self.starter.on_certain_end, worker)
 
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
@@ -497,23 +435,6 @@ class Actor(ActorBase):
         self._back_off(delay)
         return worker
 
-    def _adopt(self, worker: Worker) -> None:
-        """Have the worker of a standby serve this actor."""
-        config = self.config
-        worker.report_to(self)
-        self._watch_start(_ADOPTION_GRACE)
-        message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
-        worker.send(Frame(Kind.ADOPT, self.process.incarnation, START_CALL_ID, dumps(tuple(message))))
-
-    def _watch_start(self, seconds: float) -> None:
-        """End the process if it does not start in time. The time in which it waits on its node does not count."""
-        worker = self.process.worker
-        due = max(self.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
-        if due > time.monotonic():
-            self.timers.set("start", due, functools.partial(self._watch_start, seconds))
-        elif self.phase is Phase.STARTING:
-            self._kill_after_stacks()
-
     def _on_start_reply(self, frame: Frame) -> None:
         """Handle the reply to the first message, or the news before it that another env was made."""
         process = self.process
@@ -526,8 +447,7 @@ class Actor(ActorBase):
             self._on_started(process)
 
     def _on_started(self, process: ActorProcess) -> None:
-        self.timers.cancel("start")
-        self.runtime.launcher.finish(self._launch)
+        self.starter.finish()
         self.phase = LIVE
         process.has_started = True
         self.started_in = time.monotonic() - process.launched_at
@@ -554,7 +474,7 @@ class Actor(ActorBase):
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
             self.runtime.loop.call_soon(self._leave_running)
 
-    def _kill_after_stacks(self) -> None:
+    def end_late_process(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
         self.process.request_stacks()
         self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
@@ -594,12 +514,12 @@ class Actor(ActorBase):
             for frame in worker.drain():
                 self.on_frame(frame)
             report = process.reap(worker)
-            self._maybe_alive = None if report.status.is_certain else worker
+            self.starter.record_end(worker, is_certain=report.status.is_certain)
             if process.was_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(process.incarnation)
             else:
-                self._after_exit(report)
+                self.after_exit(report)
 
     def _leave_running(self) -> None:
         """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
@@ -607,7 +527,7 @@ class Actor(ActorBase):
         if worker is not None and self.phase is Phase.ENDING:
             self.on_exit(worker)
 
-    def _after_exit(self, report: ExitReport) -> None:
+    def after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or a launch that has failed or was withdrawn.
 
         Collect what the process has completed, decide what comes next, end or requeue the rest, and continue.
@@ -616,7 +536,7 @@ class Actor(ActorBase):
         self.phase = Phase.ENDING
         process.report = report
         process.is_launching = False
-        self.runtime.launcher.finish(self._launch)
+        self.starter.finish()
         self.deadline_watch.stop()
         self.tenant.collect_completed()
         process_exit = self._plan_exit(report, self.jobs.detach_process(process))
@@ -648,37 +568,25 @@ class Actor(ActorBase):
         self.runtime.loop.call_soon(functools.partial(self.run_as_change, self._proceed))
 
     def _proceed(self) -> None:
-        """Continue in the loop: start jobs or a process, withdraw a launch, fail jobs, or close the actor."""
-        process = self.process
-        needs_process = not self.is_closing or self.jobs.has_jobs_before_close
-        match self.phase:
-            case Phase.ASLEEP | Phase.NEW | Phase.BACKOFF if not needs_process:
-                self._close()
-            case Phase.NEW:
-                self._start_process(process.incarnation)
-            case Phase.STARTING if needs_process:
-                pass  # the launch or the worker leads on
-            case Phase.STARTING | Phase.STOPPING | Phase.ENDING if process.is_launching:
-                self._withdraw_launch()
-            case Phase.LIVE | Phase.STOPPING | Phase.ENDING if process.worker is not None:
-                self.jobs.dispatch()  # starts jobs in LIVE only; in the other two, `on_exit` leads on
-            case Phase.ENDING | Phase.DEAD if self.is_closing:
-                self._close()
-            case Phase.ENDING:  # without a process
-                self.jobs.fail_renewal(functools.partial(self.errors.not_run, reason=process.end_reason))
-                self._start_next_process()
-            case Phase.DEAD:
-                self._fail_jobs_of_dead()
-            case Phase.CLOSED:
-                self.jobs.fail_all(self.errors.actor_closed)
-
-    def _withdraw_launch(self) -> None:
-        """Treat a launch that nobody needs any more as an exit; if it has begun, `_on_launched` leads on.
-
-        While the end of the last worker is not certain, no launch was submitted, so none has begun.
-        """
-        if self._maybe_alive is not None or self.runtime.launcher.withdraw(self._launch):
-            self._after_exit(ExitReport(reason=self.process.end_reason))
+        """Continue in the loop, by what there is of a process: a worker, a launch, or neither."""
+        phase, has_work = self.phase, not self.is_closing or self.jobs.has_jobs_before_close
+        if self.process.worker is not None:
+            self.jobs.dispatch()  # in LIVE only; otherwise a reply or the exit of the worker leads on
+        elif self.process.is_launching:
+            is_needed = phase is Phase.STARTING and has_work
+            if not is_needed and self.starter.withdraw():
+                self.after_exit(ExitReport(reason=self.process.end_reason))
+        elif phase is Phase.CLOSED:
+            self.jobs.fail_all(self.errors.actor_closed)
+        elif not has_work or (self.is_closing and phase in (Phase.ENDING, Phase.DEAD)):
+            self._close()
+        elif phase is Phase.NEW:
+            self._start_process(self.process.incarnation)
+        elif phase is Phase.ENDING:
+            self.jobs.fail_renewal(functools.partial(self.errors.not_run, reason=self.process.end_reason))
+            self._start_next_process()
+        elif phase is Phase.DEAD:
+            self._fail_jobs_of_dead()
 
     def _carry_out(self, process_exit: ProcessExit) -> None:
         """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
@@ -687,7 +595,7 @@ class Actor(ActorBase):
             self._start_next_process()
         elif chosen is AfterExit.RESTART:
             # The standby waits for the delay in place of the actor, so that processes start no more often.
-            standby = self._take_standby(delay) if process_exit.process.has_started else None
+            standby = self.starter.take_standby(delay) if process_exit.process.has_started else None
             if standby is not None:
                 self.restarts += 1
                 self._start_process(process_exit.process.incarnation + 1, standby)
@@ -737,10 +645,8 @@ class Actor(ActorBase):
         self.runtime.callbacks.submit(self._release)
 
     def _release(self) -> None:
-        """Free the backend, which may take long, and leave the runtime."""
-        if self._backend_use is not None:
-            with contextlib.suppress(OSError):
-                self._backend_use.close()
+        """Leave the backend and the runtime, in a thread where that may take long."""
+        self.starter.close()
         self.runtime.leave(self)
         self.closed.open()
 

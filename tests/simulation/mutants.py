@@ -101,6 +101,7 @@ PAGE = "mailbox.control_page:ControlPage."
 SERVER = "worker.main:Server."
 ENV_ROW = "worker.env_rows:EnvRow."
 ACTOR = "actor.actor:Actor."
+STARTER = "actor.starter:ProcessStarter."
 QUEUE = "actor.job_queue:JobQueue."
 FUTURE = "actor.future:ActorFuture."
 LOAN = "actor.loan:ChannelLoans."
@@ -161,12 +162,13 @@ MUTANTS = [
     Mutant(ACTOR + "abort", "future.set_exception", "(lambda error: None)", HANGS),
     Mutant(ACTOR + "_check_deadlines", "self.jobs.running.on_late(activity)", "pass", LATE),
     # The actor: starts and exits.
-    Mutant(ACTOR + "_on_launched", "worker.kill()", "pass", HANGS),
-    Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(STARTER + "_on_launched", "worker.kill()", "pass", HANGS),
+    Mutant(STARTER + "finish", "self._actor.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
-    Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
-    Mutant(ACTOR + "_after_exit", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
-    Mutant(ACTOR + "_after_exit", "self.tenant.on_exit(process_exit)", "pass", LOSSES),
+    Mutant(ACTOR + "after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
+    Mutant(ACTOR + "after_exit", "self.starter.finish()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.starter.finish()", "pass", HANGS),
+    Mutant(ACTOR + "after_exit", "self.tenant.on_exit(process_exit)", "pass", LOSSES),
     Mutant(ACTOR + "_carry_out", "self._fail_jobs_of_dead()", "pass", HANGS),
     Mutant(ACTOR + "_fail_jobs_of_dead", "self._start_next_process()", "pass", HANGS),
     Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
