@@ -1,10 +1,11 @@
 """The parent's half of one actor.
 
 Callers submit, cancel, and close; the loop reports frames, exits, and timers. Each of these events is one change under
-the lock; see `envactors.actor.change`. A caller's thread may send jobs to a free worker, and kill it. Only threads of
-this library start processes and handle their exits.
+the lock; see `envactors.actor.change`. The thread of a caller may send jobs to a free worker, and kill the worker. Only
+threads of this library start processes and handle their exits.
 
-The jobs of an actor are in `envactors.actor.job_queue`, and the decisions after an exit in `envactors.actor.exits`.
+The jobs of an actor are in `envactors.actor.job_queue`, the start of its processes is in `envactors.actor.starter`, and
+the decisions after an exit are in `envactors.actor.exits`.
 """
 
 from __future__ import annotations
@@ -53,29 +54,33 @@ _REPLIES = (Kind.RESULT, Kind.FAILED)
 class Actor(ActorBase):
     """The parent's half of one actor, which runs one process after another.
 
-    Between two changes, something is under way that leads out of each phase, except ASLEEP, DEAD, and CLOSED:
+    An actor waits for nobody, so in each phase something must be pending whose event leads on. The table is the
+    invariant between two changes:
 
-    ========  ========================================  ============================================================
-    phase     what is under way                         what it leads to
-    ========  ========================================  ============================================================
-    ASLEEP    nothing, until `wake`                     NEW
-    NEW       a call of `_proceed`                      STARTING
-    STARTING  the certain end of the last worker, a     LIVE; STOPPING after the start deadline
-              launch, or a worker that makes envs
-    LIVE      a worker that runs jobs                   STOPPING after a deadline, or to close or renew; ENDING if an
-                                                        env has raised and the process is discarded; BACKOFF if this
-                                                        is a standby whose process another actor takes
-    STOPPING  the exit of the worker, or a late launch  what the `Plan` for the exit says
-    ENDING    the same, or a call of `_proceed`         the same; from the call, STARTING or CLOSED; STOPPING once the
-                                                        exception of an env was read
-    BACKOFF   a timer                                   STARTING
-    DEAD      nothing, until `wake`, `renew`, or        NEW, STARTING, or ENDING
-              ``kill(restart=True)``
-    CLOSED    nothing                                   nothing
-    ========  ========================================  ============================================================
+    ========  ==========================================  ==========================================================
+    phase     what is pending                             the phase that it leads to
+    ========  ==========================================  ==========================================================
+    ASLEEP    nothing, until `wake`                       NEW
+    NEW       a call of `_proceed`                        STARTING
+    STARTING  a launch, or a worker that makes its envs   LIVE
+    LIVE      a worker that runs jobs                     STOPPING, to close or renew; BACKOFF, if this is a standby
+                                                          and another actor takes the process
+    STOPPING  the exit of the worker, or a launch         as the exit is planned: STARTING, BACKOFF, DEAD, or CLOSED
+    ENDING    with a worker: its exit                     as the exit is planned
+              without one: a call of `_proceed`           STARTING, or CLOSED if the actor is closing
+    BACKOFF   a timer                                     STARTING
+    DEAD      nothing, until `wake`, or `renew`           NEW, or STARTING
+    CLOSED    nothing                                     nothing
+    ========  ==========================================  ==========================================================
 
-    A worker may also exit in STARTING and LIVE. A `Plan` leads to STARTING, BACKOFF, DEAD, or CLOSED. `kill` and an
-    interrupted change lead to ENDING. A closing actor that no jobs need any more is closed by `_proceed`.
+    Further events cut that short:
+
+    - The worker exits in STARTING or LIVE: the exit is planned, too.
+    - A deadline of a start or of a job passes: STOPPING, while the worker writes its stacks.
+    - An env or a factory raises, and its process is to be replaced: ENDING, until a callback thread has unpickled the
+      exception; then STOPPING, while the worker closes its envs.
+    - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
+    - The last job of a closing actor that has no process ends: `_proceed` closes the actor.
 
     Args:
         config: The settings of the actor.
@@ -222,7 +227,7 @@ class Actor(ActorBase):
 
     def renew(self, future: ActorFuture) -> None:
         self.check_process()
-        self.accept(Renewal(future))
+        self.accept(Renewal(future))  # PLACE
 
     def cancel(self, future: ActorFuture) -> bool:
         self.check_process()
@@ -286,9 +291,8 @@ class Actor(ActorBase):
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
         if self.is_run_by_this_thread:
-            self.run_as_change(
-                self.tenant.collect_completed
-            )  # an env before it in the process may already have stepped
+            # Rows before the one that waits may be complete, and their results are what it waits for.
+            self.run_as_change(self.tenant.collect_completed)
             if deadline is None and not future.done():
                 raise self.errors.called_by_own_env()
             return
@@ -301,8 +305,8 @@ class Actor(ActorBase):
             loan = self.loans.begin(self.process.worker if is_running else None)
         if loan is None:
             return
-        # If the stack ends in here, the interrupted change can still be reported for repair: that takes less stack than
-        # `loans.begin`, which has succeeded.
+        # A RecursionError may end `on_frames` in the middle of a change. The change then still has to be reported for
+        # repair, which needs some stack, too: less than `loans.begin`, and that has just succeeded at this depth.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins
@@ -346,7 +350,8 @@ class Actor(ActorBase):
         worker = self.process.worker
         if self.phase is not LIVE or worker is None:
             return None
-        # The worker claims that the results up to this call are written. If so, the next lines find all of them.
+        # The worker writes its results before it counts a call as finished. So whatever it counts now, and is not found
+        # when its results are processed after this, was never written.
         finished = worker.page.counters[FINISHED]
         # A reply beats a deadline that has passed meanwhile, as while this process was stopped (SIGSTOP).
         self._process_results()
@@ -471,8 +476,10 @@ class Actor(ActorBase):
         self.process.record_end_reason(reason)
         self.process.kill()
         self.proceed_soon()
-        if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
-            self.runtime.loop.call_soon(self._leave_running)
+        worker = self.process.worker
+        if reason is EndReason.CLOSE and worker is not None and not self.config.backend.traits.can_kill:
+            # It may hang, so the actor closes as if the worker had ended.
+            self.runtime.loop.call_soon(functools.partial(self.on_exit, worker))
 
     def end_late_process(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
@@ -521,16 +528,17 @@ class Actor(ActorBase):
             else:
                 self.after_exit(report)
 
-    def _leave_running(self) -> None:
-        """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
-        worker = self.process.worker
-        if worker is not None and self.phase is Phase.ENDING:
-            self.on_exit(worker)
-
     def after_exit(self, report: ExitReport) -> None:
-        """Handle the exit of the process, or a launch that has failed or was withdrawn.
+        """Handle the end of the process, or of a launch that has failed or was withdrawn.
 
-        Collect what the process has completed, decide what comes next, end or requeue the rest, and continue.
+        1. *End the start*: no timer, launch, or deadline of the process is left, and nothing starts any more (ENDING).
+        2. *Collect*: the results that the worker has completed go to their envs. What it has not completed is known
+           after this.
+        3. *Detach the jobs*: those that end with the process are dropped, and the rest of the running job is known.
+        4. *Decide*: the error of the exit needs that rest, and the plan needs the error. From here on,
+           `last_exit_error` is the reason why episodes were lost.
+        5. *Apply*: each unfinished request and job ends with the error, or waits for the next process.
+        6. *Go on*: the worker is gone, and the plan is carried out. Only this may start the next process.
         """
         process = self.process
         self.phase = Phase.ENDING
@@ -538,13 +546,20 @@ class Actor(ActorBase):
         process.is_launching = False
         self.starter.finish()
         self.deadline_watch.stop()
+
         self.tenant.collect_completed()
-        process_exit = self._plan_exit(report, self.jobs.detach_process(process))
+
+        self.jobs.drop_with_process()
+        uncompleted = Uncompleted() if self.jobs.running is None else self.jobs.running.find_uncompleted(process)
+
+        process_exit = self._plan_exit(report, uncompleted)
         if process.has_started:
             self.last_exit_error = process_exit.error
         self.log.write_exit(process_exit)
+
         self.tenant.on_exit(process_exit)
         self.jobs.on_exit(process_exit)
+
         process.worker = None
         self._carry_out(process_exit)
 
@@ -555,7 +570,8 @@ class Actor(ActorBase):
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = crashes.report(error, find_inputs, process.failure)
-        # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
+        # A closing actor still runs the calls that were queued before the close. If a renewal is among them, as here,
+        # those behind it run in the next process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
         is_first = process.incarnation == 0 or self.config.is_on_demand
         plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
@@ -609,11 +625,8 @@ class Actor(ActorBase):
                 self.log.write_end_of_standby(self.errors.restarts_exhausted(self.restart_tracker))
             self._fail_jobs_of_dead()
         else:
-            report = (
-                process_exit.report
-                if process_exit.reason is None
-                else process_exit.report._replace(reason=EndReason.CLOSE)
-            )
+            reason = None if process_exit.reason is None else EndReason.CLOSE
+            report = process_exit.report._replace(reason=reason)
             self.jobs.fail_all(functools.partial(self.errors.exit_during, report=report))
             self._close()
 

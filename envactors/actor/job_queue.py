@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import ActorProcess
 from envactors.actor.exits import AfterExit
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal, Uncompleted
+from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
 from envactors.mailbox.messages import Frame
@@ -271,17 +270,13 @@ class JobQueue:
         self.waiting.extendleft(reversed(first))
         self.dispatch()
 
-    def detach_process(self, process: ActorProcess) -> Uncompleted:
-        """Return the permit of an ended process, and drop the jobs that end with it.
-
-        Return the part of the running job that it has not completed.
-        """
+    def drop_with_process(self) -> None:
+        """Return the permit of an ended process, and drop the waiting jobs that end with it."""
         if self.permits is not None:
             self.permits.give_back(self._actor)
         for job in [job for job in self.waiting if job.dies_with_process]:
             self.waiting.remove(job)
             self._forget(job)
-        return Uncompleted() if self.running is None else self.running.find_uncompleted(process)
 
     def on_exit(self, process_exit: ProcessExit) -> None:
         """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""

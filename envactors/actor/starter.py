@@ -14,7 +14,6 @@ from typing import Protocol
 
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
-from envactors.actor.states import Phase
 from envactors.actor.tenant import Tenant
 from envactors.actor.timers import Timers
 from envactors.backends.base import ExitStatus, Use, Worker, WorkerEvents
@@ -29,7 +28,6 @@ class StartingActor(WorkerEvents, Protocol):
     """An actor, as its starter uses it."""
 
     config: ActorConfig
-    phase: Phase
     process: ActorProcess
     tenant: Tenant
     timers: Timers
@@ -115,7 +113,7 @@ class ProcessStarter:
         """Launch a worker, in the launcher's thread."""
         actor, worker, refusal = self._actor, None, None
         actor.run_as_change(self._begin_launch)
-        if actor.phase is Phase.STARTING and self._backend_use is not None:  # else nobody needs the process any more
+        if actor.process.end_reason is None and self._backend_use is not None:  # else nobody needs the process
             try:
                 worker = self._backend_use.start(actor.name, actor.config.memory, actor.config.env_count)
             except Exception as error:
@@ -140,7 +138,7 @@ class ProcessStarter:
         process.worker = worker
         if worker is None:
             actor.after_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=process.end_reason))
-        elif actor.phase is Phase.STARTING:
+        elif process.end_reason is None:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
             is_remote = actor.config.backend.traits.is_remote
             key = None if is_remote else bytes(multiprocessing.current_process().authkey)
@@ -158,7 +156,7 @@ class ProcessStarter:
         due = max(actor.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
         if due > time.monotonic():
             actor.timers.set("start", due, functools.partial(self._limit_start, seconds))
-        elif actor.phase is Phase.STARTING:
+        elif actor.process.end_reason is None:
             actor.end_late_process()
 
     # Its end ---------------------------------------------------------------------------------------------

@@ -151,8 +151,8 @@ MUTANTS = [
     Mutant(
         QUEUE + "start_in_process", "self.waiting.extendleft(reversed(first))", "self.waiting.extend(first)", REPLAYS
     ),
-    Mutant(QUEUE + "detach_process", "self.waiting.remove(job)", "pass", REPLAYS),
-    Mutant(QUEUE + "detach_process", "self._forget(job)", "pass", STATES),
+    Mutant(QUEUE + "drop_with_process", "self.waiting.remove(job)", "pass", REPLAYS),
+    Mutant(QUEUE + "drop_with_process", "self._forget(job)", "pass", STATES),
     Mutant(QUEUE + "on_exit", "self.renewal = job", "pass", HANGS),
     Mutant(QUEUE + "on_exit", "self.waiting.appendleft(job)", "self.waiting.append(job)", ORDER),
     Mutant(QUEUE + "on_exit", "self._forget(job)", "pass", STATES),
