@@ -36,9 +36,10 @@ from envactors.backends.base import Worker
 from envactors.backends.log_records import handle_record
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
+from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Failure, Frame, Kind
-from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
+from envactors.mailbox.pickling import dumps, load_message, unpack_failure
 
 # How long a worker that has closed its channel may take to exit, in seconds.
 _EXIT_GRACE = 1.0
@@ -227,7 +228,7 @@ class Actor(ActorBase):
 
     def renew(self, future: ActorFuture) -> None:
         self.check_process()
-        self.accept(Renewal(future))  # PLACE
+        self.accept(Renewal(future))
 
     def cancel(self, future: ActorFuture) -> bool:
         self.check_process()
@@ -251,7 +252,9 @@ class Actor(ActorBase):
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
             end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
-            return self._withdraw(future, lambda activity: future.set_exception(end(activity)))
+            was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
+            self.jobs.failed += was_queued
+            return was_queued
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
@@ -378,23 +381,29 @@ class Actor(ActorBase):
             self._kill_in(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
 
     def on_frame(self, frame: Frame) -> None:
+        """Handle a frame. If its content is impossible, env code has written into the channel: kill the worker."""
         kind, incarnation, call_id, payload = frame
-        job = self.jobs.running
-        if kind == Kind.LOGGED:
-            self.runtime.log(functools.partial(handle_record, payload))
-        elif incarnation != self.process.incarnation:
-            self.jobs.stale += 1
-        elif kind in _REPLIES and self.phase is LIVE and job is not None and call_id == job.call_id:
-            self.spin.complete(time.monotonic())
-            self.jobs.on_reply(frame)
-        elif kind == Kind.OVERFLOW:
-            self.tenant.on_overflow(frame)
-        elif kind == Kind.PART and job is not None:
-            job.on_reply_piece(frame)
-        elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
-            self._on_start_reply(frame)
-        else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
-            self.jobs.stale += call_id != self.process.close_id
+        job, worker = self.jobs.running, self.process.worker
+        is_of_job = job is not None and call_id == job.call_id
+        try:
+            if kind == Kind.LOGGED:
+                self.runtime.log(functools.partial(handle_record, payload))
+            elif incarnation != self.process.incarnation:
+                self.jobs.stale += 1
+            elif kind in _REPLIES and self.phase is LIVE and is_of_job:
+                self.spin.complete(time.monotonic())
+                self.jobs.on_reply(frame)
+            elif kind == Kind.OVERFLOW:
+                self.tenant.on_overflow(frame)
+            elif kind == Kind.PART and job is not None and is_of_job:
+                job.on_reply_piece(frame)
+            elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
+                self._on_start_reply(frame)
+            else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
+                self.jobs.stale += call_id != self.process.close_id
+        except ChannelCorruptError as error:
+            if worker is not None:
+                worker.kill_corrupted(f"in its channel {error}")
 
     # Messages --------------------------------------------------------------------------------------------
 
@@ -444,9 +453,9 @@ class Actor(ActorBase):
         """Handle the reply to the first message, or the news before it that another env was made."""
         process = self.process
         if frame.kind == Kind.ENV_MADE:
-            process.envs_made = load_plain(frame.payload)
+            process.envs_made = load_message(int, frame.payload)
         elif frame.kind == Kind.FAILED:
-            process.failure = Failure(*loads(frame.payload))
+            process.failure = load_message(Failure, frame.payload)
             self._close_once_read(functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)
@@ -598,6 +607,8 @@ class Actor(ActorBase):
             self._close()
         elif phase is Phase.NEW:
             self._start_process(self.process.incarnation)
+        elif phase is Phase.BACKOFF and self.jobs.try_begin_renewal():
+            self._start_next_process()
         elif phase is Phase.ENDING:
             self.jobs.fail_renewal(functools.partial(self.errors.not_run, reason=self.process.end_reason))
             self._start_next_process()
@@ -679,13 +690,11 @@ class Actor(ActorBase):
             error_of = functools.partial(self.errors.closed_by_bug, bug=bug)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
-        if self.phase not in (Phase.ASLEEP, Phase.DEAD, Phase.CLOSED):
-            self.phase = Phase.ENDING  # the process runs nothing more, also of what the lines below queue
+        if self.phase not in (Phase.ASLEEP, Phase.DEAD):
+            self.kill_and_proceed(reason)  # from here on, the process runs nothing that the repair queues
         self.jobs.repair(error_of, fails_all=bug is not None)
         self.tenant.repair(error_of)
-        if self.phase in (Phase.ASLEEP, Phase.DEAD) and bug is None:
-            self.proceed_soon()
-        elif bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
+        if bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
             self._close()  # the exit was handled already, perhaps by the code with the bug
         else:
-            self.kill_and_proceed(reason)
+            self.proceed_soon()

@@ -4,7 +4,7 @@ An exception from a signal handler, an asynchronous exception, or a RecursionErr
 point. Nobody tries to prevent or to undo that. Instead:
 
 1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short
-   and runs no code of users. It raises nothing itself, except to refuse something while the invariant holds
+   and runs no code of users. It raises nothing, except bugs, and refusals at a point where the invariant holds
    (`ChangeLock.refuse`). Waiting, pickling, and copying happen outside.
 2. Between changes, the state satisfies an invariant. For an actor, see `envactors.actor.job_queue.JobQueue` and
    `envactors.actor.actor.Actor`; for an env, see `envactors.vector.table.EnvTable`.
@@ -12,8 +12,12 @@ point. Nobody tries to prevent or to undo that. Instead:
    from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So an interrupt
    may come between any two statements of a change.
 
+What the invariant does not mention needs the lock, but no change: the loan of a channel, whose timer ends it whatever
+happens, the recording of times, the parameters of policies, and the buffers of trajectories.
+
 Only exceptions in threads that run code of users are interrupts. In the other threads of this library, an exception is
-a bug of the library, which another process would meet again: the repair then closes the actors with it.
+a bug of the library, which another process would meet again: the repair then closes the actors with it. An exception in
+the repair itself is such a bug, too. If the repair that closes an actor raises again, it is not made a third time.
 
 An exception while a thread waits does no harm, since waiting changes nothing.
 """
@@ -131,8 +135,18 @@ class ChangeLock(RLock):
                 "state: let the handler set a flag, and use the actor after it"
             )
         self._frame = sys._getframe()
-        for actor in dict.fromkeys(self._changing):
-            actor.repair(self._bug)
+        try:
+            for actor in dict.fromkeys(self._changing):
+                actor.repair(self._bug)
+        except Exception as error:
+            if not runs_library_code_only():
+                raise  # perhaps an interrupt: the repair is made again, by the loop at the latest
+            if self._bug is None:
+                self._bug = error
+                self._repair()
+                return
+            self._changing, self._frame, self._bug = (), None, None
+            raise
         self._changing, self._frame, self._bug = (), None, None
 
     def is_held_here(self) -> bool:

@@ -1,9 +1,23 @@
 """What follows from the exit of a process: facts, pure decisions, and the count of restarts.
 
-closing ............................ every request fails, and the actor is closed; calls behind a renewal still run
-renewed, aborted, or interrupted ... the next process starts at once, and does not count as a restart
-its helper was lost ................ the same, but the running call uses no retry, and fails only if it has none
-all else ........................... counts as a restart; the running call fails, or runs again if it has retries
+The table has the reason why the process has ended, and what becomes of the actor and of the call that was running.
+A call that had not begun runs in the next process, if one comes.
+
+===============================  ===================================================  ==================================
+reason                           next process                                         running call
+===============================  ===================================================  ==================================
+closing                          none, and the actor is closed; after a renewal, one  fails
+                                 for the calls that were queued before the close
+renewal, abort, interrupt        at once, not counted as a restart                    fails
+its helper process was lost      at once, not counted as a restart                    runs again if it has retries, and
+                                                                                      keeps all of them
+an env raised (``DISCARD``)      counted as a restart, after the backoff              has got the exception
+crash, deadline                  counted as a restart, after the backoff              runs again if it has retries, and
+                                                                                      uses up one of them; else fails
+===============================  ===================================================  ==================================
+
+An exit is not counted either if the user has killed or renewed the process while it was about to end for another
+reason. If the restart policy allows no more restarts, no process follows one that counts, and the actor is dead.
 """
 
 from __future__ import annotations
@@ -23,7 +37,7 @@ MOST_FAILED_STARTS: Final = 10
 
 
 class AfterExit(enum.Enum):
-    """What the actor does next."""
+    """What the actor does after the exit of its process."""
 
     CLOSE = enum.auto()
     START = enum.auto()  # start another process at once, without counting it
@@ -32,7 +46,7 @@ class AfterExit(enum.Enum):
 
 
 class Plan(NamedTuple):
-    """What the actor does next, and the delay of a restart, in seconds."""
+    """What the actor does after an exit, and the delay of a restart, in seconds."""
 
     action: AfterExit
     delay: float = 0.0
@@ -87,13 +101,25 @@ class RestartTracker:
 
     @property
     def errors(self) -> list[ActorError]:
-        """The errors of the crashes, oldest first."""
-        return [error for _, error, _ in self._crashes]
+        """The errors of the crashes that count against the limit which is spent, oldest first."""
+        since = -math.inf if self.is_lifetime_spent else self._crashes[-1][0] - self._policy.window
+        return [error for when, error, _ in self._crashes if when > since]
+
+    @property
+    def is_lifetime_spent(self) -> bool:
+        """Whether ``max_lifetime_restarts`` allows no more restarts, rather than ``max_restarts``."""
+        return len(self._granted(-math.inf)) >= self._policy.max_lifetime_restarts
+
+    def _granted(self, since: float) -> list[float]:
+        """Return when restarts were granted after a time (`time.monotonic`), oldest first."""
+        return [when for when, _, is_granted in self._crashes if is_granted and when > since]
 
     def describe(self, delay: float) -> str:
         """Return which restart of how many the last granted one is, and when it comes."""
-        number = sum(is_granted for _, _, is_granted in self._crashes)
-        limit = min(self._policy.max_restarts, self._policy.max_lifetime_restarts)
+        policy = self._policy
+        number, limit = len(self._granted(self._crashes[-1][0] - policy.window)), policy.max_restarts
+        if policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= limit - number:  # that limit is nearer
+            number, limit = len(self._granted(-math.inf)), policy.max_lifetime_restarts
         return f"restart {number}{'' if limit == math.inf else f' of {limit:g}'} in {delay:.1f} s"
 
     def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
@@ -109,7 +135,7 @@ class RestartTracker:
         now = time.monotonic()
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
-        granted = [when for when, _, is_granted in self._crashes if is_granted]
+        granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
         # If no process can be started, or the first one had no place or could not make its envs, the policy has no say.
         report = process.report or ExitReport()

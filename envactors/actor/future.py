@@ -63,17 +63,21 @@ class Owner(Protocol):
 class _Condition(RLock):
     """The lock that `concurrent.futures.wait` and `as_completed` hold while they look at the state of a future.
 
-    A future ends without this lock, since an interrupt may have left it held. The state that is visible under the lock
-    changes only when it is acquired. So each waiter has either seen that the future has ended, or is notified of it.
+    These functions look at the state of the future, and add a waiter if it has not ended. A thread that ends a future
+    would have to take the lock, so that no waiter is added in between and never notified. But an interrupt may have
+    left the lock held, and that thread must not block. So it only writes `state`. Waiters see `visible_state`, which
+    catches up when the lock is acquired: those that have seen the end need no notification, and those that were added
+    before are in `unnotified` from then on.
 
     Args:
         waiters: The waiters of the future, which these functions add under the lock.
 
     Attributes:
-        state: The state of the future.
-        visible_state: The state as it was when the lock was last acquired.
-        unnotified: The waiters that were added before the end was visible, and must be notified.
-        was_acquired: Whether there may be waiters.
+        state: The state of the future. Its owner writes it, without this lock.
+        visible_state: The state as it was when the lock was last acquired. The thread that holds the lock writes it.
+        unnotified: The waiters that were added before the end was visible. The thread that holds the lock writes them,
+            and a callback thread notifies and removes them.
+        was_acquired: Whether there may be waiters. Whoever acquires the lock sets it.
     """
 
     __slots__ = ("_waiters", "state", "unnotified", "visible_state", "was_acquired")
@@ -87,8 +91,13 @@ class _Condition(RLock):
         self.was_acquired: bool = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock, and make the current state visible. A ``with`` statement does the first only."""
-        self.was_acquired = True  # before the state is read, which is written before this is
+        """Acquire the lock, and make the current state visible.
+
+        `concurrent.futures` calls this method. The base class's ``with`` statement does not, and shows no state.
+        """
+        # First of all: the owner writes the state and then reads this. So it notices this waiter, or the waiter
+        # notices the end.
+        self.was_acquired = True
         is_acquired = super().acquire(blocking, timeout)
         if is_acquired:
             self.show_state()
@@ -107,8 +116,9 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     A timeout ends the wait, never the call. Callbacks run in a thread of this library, where they may wait for other
     calls.
 
-    Only the owner of the future changes its state, under the owner's lock. The condition of the base class serves
-    `concurrent.futures.wait` and `concurrent.futures.as_completed` alone.
+    One thread at a time changes its state: the one that makes the call until the owner has it, then the owner, under
+    its lock if it has processes. The condition of the base class serves `concurrent.futures.wait` and
+    `concurrent.futures.as_completed` alone.
 
     Args:
         owner: The actor that runs the call.
@@ -166,6 +176,13 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """Return the exception that the call ended with, or None if it has a result. Wait like `result`."""
         self._wait(timeout, "exception(timeout=...)")
         return self._exception
+
+    def _get_snapshot(self) -> tuple[bool, bool, R | None, BaseException | None]:
+        """Return what asyncio asks for since Python 3.15: whether it is done or canceled, the result, the exception."""
+        if self._condition.state != _FINISHED:
+            return self.done(), self.cancelled(), None, None
+        error = self.exception()
+        return True, False, self._result, error
 
     def done(self) -> bool:
         """Return whether the call has ended, or was canceled."""

@@ -5,6 +5,7 @@ Factories, arguments, and results are pickled nevertheless, so that neither side
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -81,7 +82,9 @@ class InlineActor(ActorBase):
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.vector: InlineVector | None = None
-        self._completed = self._call_id = 0
+        self._completed = self._restarts = 0
+        self._call_ids = itertools.count(1)
+        self._last_failure: ActorError | None = None
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
@@ -133,6 +136,8 @@ class InlineActor(ActorBase):
         requests = 0 if self.vector is None else self.vector.count_requests(self)
         return ActorStats(
             completed=self._completed + requests,
+            restarts=self._restarts,
+            last_failure=self._last_failure,
             state=self.state,
             pid=self.pid,
             node=self.node,
@@ -159,8 +164,7 @@ class InlineActor(ActorBase):
         if call.incarnation not in (None, self.process.incarnation):
             call.future.set_exception(self.errors.process_gone(activity, call.incarnation, self.last_exit_error))
             return
-        self._call_id += 1
-        activity = activity._replace(call_id=self._call_id, started_at=time.monotonic())
+        activity = activity._replace(call_id=next(self._call_ids), started_at=time.monotonic())
         call.future.set_running()
         request = _Request(self, call.index, activity)
         with self.lock, self.request_stack.enter(request):
@@ -238,6 +242,7 @@ class InlineActor(ActorBase):
         with self.lock:
             if incarnation == self.process.incarnation and not self.closed.is_open:
                 self._log.write(logging.WARNING, str(error).partition("\n")[0], error=error)
+                self._restarts, self._last_failure = self._restarts + 1, copy_error(error)
                 self.replace(error)
 
     def unusable_error(self, activity: Activity) -> ActorError:

@@ -40,14 +40,21 @@ class JobActor(Owner, Protocol):
 class Job:
     """An entry of an actor's queue. The actor calls every method under its lock.
 
+    The queue sets:
+
     Attributes:
         actor: The actor that has queued it.
-        future: The future of its outcome; None if nobody waits for it.
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started_at: When it was sent (`time.monotonic`); 0.0 until then.
         ticket: Its place in the order of permits, which grows from job to job; 0 for jobs that go first.
+
+    A subclass declares, or its constructor sets:
+
+    Attributes:
+        future: The future of its outcome; None if nobody waits for it.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
-        dies_with_process: Whether it ends with the process, since the next one does not need it, or gets another one.
+        dies_with_process: Whether it is dropped if the process ends while it waits. A replay is, since the next process
+            gets a replay of its own; so is a renewal for the library's sake, since the next process is a fresh one.
         runs_first: Whether it runs before all jobs of other kinds, as replays do.
     """
 
@@ -78,16 +85,20 @@ class Job:
         return False
 
     def request_end_ring(self) -> None:
-        """Have the actor notice that it is finished, since another job waits for that."""
+        """Have the worker ring when it is finished: another job waits for that, and no reply tells."""
 
     def activity(self) -> Activity | None:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Return what an ended process has not completed of it, with a culprit if it had begun."""
-        worker = process.worker
-        has_begun = worker is None or worker.page.progress().call_id == self.call_id
+        """Return what an ended process has not completed of it.
+
+        The job is the culprit if the worker had begun it, as its control page tells, or if the parent has ended the
+        process because of it.
+        """
+        assert process.worker is not None, "the job was sent to it"
+        has_begun = process.worker.page.progress().call_id == self.call_id
         return Uncompleted(self.activity() if has_begun or blames_request(process.end_reason) else None)
 
     def inputs(self, culprit: Activity) -> Inputs:
@@ -162,8 +173,10 @@ class ProcessExit(NamedTuple):
     def allows_retry(self) -> bool:
         """Whether a call that was running may run again, if it has retries.
 
-        It may not if the actor is being closed, an env has raised, or the process was to be replaced anyway: by the
-        user, perhaps after the call has missed its deadline, or after an interrupt.
+        It may not if an env has raised or the actor is being closed. It may not either if somebody wants the process to
+        be gone: the user has killed or renewed it, perhaps after the call had missed its deadline, or an interrupt has
+        left it in an unknown state. Such an exit is not counted (`AfterExit.START`). The loss of a helper process is
+        not counted either, but that is nobody's wish.
         """
         is_requested = self.plan.action is AfterExit.START and self.reason is not EndReason.HELPER_LOST
         return self.reason is not EndReason.DISCARD and self.plan.action is not AfterExit.CLOSE and not is_requested

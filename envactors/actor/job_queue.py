@@ -16,6 +16,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
+from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.messages import Frame
 from envactors.threads import runs_library_code_only
 
@@ -42,7 +43,7 @@ class JobQueue:
 
     A job begins with `enqueue`, with `start_in_process`, or as rows with `try_run_rows`. It ends with its reply, with
     `end`, with the process, or with an error. Between two changes, every unfinished job is in one place: it waits, it
-    is the running one, or it is the renewal. No job waits for a live worker that is free for it.
+    is the running one, or it is the renewal. If a job waits and the worker is free, then it waits for a permit.
 
     Args:
         actor: The actor.
@@ -51,7 +52,7 @@ class JobQueue:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
             until a ring, the next job, or the end of the process.
-        renewal: The renewal that is under way while there is no process, until the next one has started; or None.
+        renewal: The renewal that has ended the last process, or began without one, until the next one has started.
         unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
             envs.
         shared: The jobs that wait for any actor of a pool; None outside of pools.
@@ -117,7 +118,7 @@ class JobQueue:
             self.waiting.append(job)
         if actor.phase is LIVE:
             self.dispatch()
-        elif actor.phase in (Phase.DEAD, Phase.CLOSED):
+        elif actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED):
             actor.proceed_soon()
 
     def dispatch(self) -> None:
@@ -133,7 +134,8 @@ class JobQueue:
         actor = self._actor
         while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running
-            # With permits, no job joins: it would keep a permit for which an older job of another actor may wait.
+            # A job that joins rows keeps their permit. An older job of another actor may wait for that, so with
+            # permits no job joins.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.try_finish():
                     running.request_end_ring()
@@ -148,7 +150,7 @@ class JobQueue:
         return False
 
     def _start(self, job: Job) -> None:
-        """Send a job to the worker. Meanwhile it is the running one, for which jobs that it queues wait."""
+        """Send a job to the worker. It is the running one before that: its start may queue other jobs, which wait."""
         job.call_id = self._actor.config.lock.next_call_id()
         job.started_at = time.monotonic()
         self.running = job
@@ -187,8 +189,13 @@ class JobQueue:
         """Pass a reply to the running job, and start the next one."""
         job, self.running = self.running, None
         assert job is not None, "the frame is its reply"
+        try:
+            has_ended = job.on_reply(frame)
+        except ChannelCorruptError:
+            self.running = job  # until the exit of the worker, which is killed for this
+            raise
         self.completed += 1
-        if job.on_reply(frame):
+        if has_ended:
             self.unfinished.pop(job, None)  # as `_forget`, without a call per reply
         else:
             self.enqueue(job, first=True)
@@ -225,16 +232,23 @@ class JobQueue:
         """
         self.fail_renewal(error_of)
         while self.waiting:
-            job = self.waiting.popleft()
-            if may_renew and isinstance(job, Renewal):
-                self.renewal = job
-                job.started_at = time.monotonic()
-                job.begin()
+            if may_renew and self.try_begin_renewal():
                 return True
-            self._fail(job, error_of)
+            self._fail(self.waiting.popleft(), error_of)
         if self.shared is not None:
             self.shared.on_unusable(self._actor)
         return False
+
+    def try_begin_renewal(self) -> bool:
+        """Begin a renewal without a process to end, if the user has queued one and it is next; return whether it is."""
+        job = self.waiting[0] if self.waiting else None
+        if not isinstance(job, Renewal) or job.future is None:
+            return False
+        self.renewal = job
+        self.waiting.popleft()
+        job.started_at = time.monotonic()
+        job.begin()
+        return True
 
     def fail_renewal(self, error_of: ErrorOf) -> None:
         """Fail the renewal, if there is one."""
@@ -271,7 +285,7 @@ class JobQueue:
         self.dispatch()
 
     def drop_with_process(self) -> None:
-        """Return the permit of an ended process, and drop the waiting jobs that end with it."""
+        """Give back the permit of an ended process, and drop the waiting jobs that end with it."""
         if self.permits is not None:
             self.permits.give_back(self._actor)
         for job in [job for job in self.waiting if job.dies_with_process]:

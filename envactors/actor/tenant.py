@@ -90,7 +90,7 @@ class Tenant:
         return False
 
     def blame(self, future: ActorFuture) -> None:
-        """Take the request of this future, if the worker runs it, for the reason why the process is ended."""
+        """Blame the request of this future, if the worker runs it: the process is about to be ended because of it."""
 
     def repair(self, error_of: ErrorOf) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.

@@ -39,7 +39,8 @@ class Timers:
         timer: Timer | None = None
 
         def fire() -> None:
-            # Else it was canceled while the loop waited for the lock, or an interrupt came before it was stored.
+            # The timer may have been canceled while the loop waited for the lock, or was never stored, because of an
+            # interrupt. Then another one may be stored, or none.
             if timer is not None and self._timers.get(name) is timer:
                 del self._timers[name]
                 callback()
@@ -138,11 +139,11 @@ class DeadlineWatch:
         return judgment
 
 
-def deadline_by_code(method: int, deadlines: Deadlines) -> float | None:
+def deadline_by_code(code: int, deadlines: Deadlines) -> float | None:
     """Return the deadline of what a worker runs by its control page, in seconds; None if it has none.
 
     Args:
-        method: One of the values that begin with METHOD.
+        code: What it runs: one of the constants of `envactors.mailbox.control_page` that begin with METHOD.
         deadlines: The time limits of the actor.
     """
-    return deadlines.policy if method == METHOD_POLICY else deadlines.of(METHOD_NAMES[method])
+    return deadlines.policy if code == METHOD_POLICY else deadlines.of(METHOD_NAMES[code])

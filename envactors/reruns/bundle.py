@@ -21,7 +21,7 @@ from envactors.crashes.writer import ENDINGS, ending_of, wait_written
 from envactors.errors import ActorError, ActorTimeoutError
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Failure, Frame, Kind, Replay, Start
-from envactors.mailbox.pickling import dumps, dumps_by_value, load_plain, loads
+from envactors.mailbox.pickling import dumps, dumps_by_value, load_message, loads
 from envactors.options import Deadlines, RestartPolicy
 from envactors.reruns.worker import SkippedFactory, run_request, wait_for_start
 
@@ -181,7 +181,7 @@ class Bundle:
                 if ending is not None:
                     where = request.where if actor.process.has_started else _FACTORY
                     return _describe(ending, where), differs
-                differs |= request.kind == Kind.REPLAY and load_plain(replies[0].payload) is False
+                differs |= request.kind == Kind.REPLAY and not load_message(bool, replies[0].payload)
         return _describe({}, self._where), differs
 
     def _requests(self) -> Iterator[_Request]:

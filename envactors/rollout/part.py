@@ -23,7 +23,7 @@ from envactors.errors import VectorEnvError
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POLICY
 from envactors.mailbox.messages import Frame, Kind
-from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.pickling import dumps, load_message
 from envactors.rollout import policy_runner
 from envactors.rollout.failures import RolloutFailures
 from envactors.rollout.memory import TrajectoryBuffer
@@ -207,7 +207,7 @@ class RolloutPart(Job):
             activity = self.activity() or self._activity_of_order
             self.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
             return self._end_if_over()
-        reply = OrderReply(*loads(frame.payload))
+        reply = load_message(OrderReply, frame.payload)
         self._makes_policy = reply.lacks_policy
         if reply.failure is not None:
             running = self.envs.activity(self.envs.indices[reply.position], self.call_id)

@@ -25,7 +25,7 @@ from envactors.mailbox import bundle
 from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
-from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.pickling import dumps, load_message
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
@@ -215,7 +215,7 @@ class EnvGroup(Tenant):
 
     def _log_unsaved(self, index: int, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:
-            text = Failure(*loads(frame.payload)).text
+            text = load_message(Failure, frame.payload).text
             self.actor.log.write(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
     # The running job -------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class EnvGroup(Tenant):
         if kind != Kind.SAVE:
             table.journal(index).record_call(kind, bytes(payload), failed=failed)
         elif not failed and table.episodes.state(index) == EPISODE_RUNS:
-            table.journal(index).begin_with_state(*loads(frame.payload))
+            load_message(table.journal(index).begin_with_state, frame.payload)
         self.queue_saves()
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:

@@ -8,10 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 import envactors as ea
+from envactors.actor import exits
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.calls import Call
-from envactors.actor.exits import AfterExit, Plan, restart_delay
+from envactors.actor.exits import AfterExit, Plan, RestartTracker, restart_delay
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.job import ProcessExit, Uncompleted
 from envactors.actor.states import EndReason
@@ -109,3 +110,30 @@ def test_a_failed_request(changes, expected):
         for each in (LOSS, REQUEST)
     ]
     assert decide(*facts, **changes).fate is expected
+
+
+def crashed(policy, *times, monkeypatch):
+    """Return a tracker of crashes at these times."""
+    tracker, process = RestartTracker(ea.RestartPolicy(**policy)), ActorProcess(0, has_started=True)
+    for when in times:
+        monkeypatch.setattr(exits.time, "monotonic", lambda when=when: when)
+        tracker.plan(process, ea.ActorDiedError(f"at {when}"), is_first=False)
+    return tracker
+
+
+def test_a_restart_is_counted_against_the_limit_that_is_reached_first(monkeypatch):
+    limits = {"max_restarts": 2, "window": 10.0, "max_lifetime_restarts": 9}
+    tracker = crashed(limits, 0.0, 20.0, 40.0, monkeypatch=monkeypatch)
+    assert tracker.describe(0.0) == "restart 1 of 2 in 0.0 s"
+    limits["max_lifetime_restarts"] = 3
+    tracker = crashed(limits, 0.0, 20.0, 40.0, monkeypatch=monkeypatch)
+    assert tracker.describe(0.0) == "restart 3 of 3 in 0.0 s"
+
+
+def test_exhausted_restarts_are_those_that_count_against_the_limit(monkeypatch):
+    limits = {"max_restarts": 2, "window": 10.0, "max_lifetime_restarts": 9}
+    tracker = crashed(limits, 0.0, 20.0, 40.0, 41.0, 42.0, monkeypatch=monkeypatch)
+    assert [str(error) for error in tracker.errors] == ["at 40.0", "at 41.0", "at 42.0"]
+    limits["max_lifetime_restarts"] = 2
+    tracker = crashed(limits, 0.0, 20.0, 40.0, monkeypatch=monkeypatch)
+    assert [str(error) for error in tracker.errors] == ["at 0.0", "at 20.0", "at 40.0"]

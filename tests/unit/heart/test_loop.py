@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import threading
@@ -346,3 +347,15 @@ def test_a_doorbell_is_closed_although_a_poller_of_it_is_being_closed():
     bell.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(bell.fileno())
+
+
+def test_a_pool_keeps_no_thread_that_has_ended():
+    pool, ended = ThreadPool("pool", runs_user_code=True), weakref.WeakSet()
+    pool.stop()
+    pool.join(SOON)
+    for _ in range(5):
+        pool.submit(lambda: ended.add(threading.current_thread()))
+        while pool.count_waiting() > 1 or any(thread.is_alive() for thread in ended):
+            time.sleep(0.001)
+    gc.collect()
+    assert len(ended) <= 1
