@@ -85,9 +85,8 @@ class ThreadPool:
         """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves half of it."""
         if not self._is_watched:
             self._is_watched = True
-            loop.call_at(
-                time.monotonic() + _PATIENCE, functools.partial(self._add_thread_if_stuck, loop, self._start_count)
-            )
+            add_thread = functools.partial(self._add_thread_if_stuck, loop, self._start_count)
+            loop.call_at(time.monotonic() + _PATIENCE, add_thread)
 
     def _add_thread_if_stuck(self, loop: Loop, started: int) -> None:
         """Add a thread if functions wait and none was started since ``started`` of them were; look again later."""

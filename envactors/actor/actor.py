@@ -402,6 +402,7 @@ class Actor(ActorBase):
             else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
                 self.jobs.stale += call_id != self.process.close_id
         except ChannelCorruptError as error:
+            self.jobs.running = job  # it fails with the worker
             if worker is not None:
                 worker.kill_corrupted(f"in its channel {error}")
 

@@ -16,7 +16,6 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
-from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.messages import Frame
 from envactors.threads import runs_library_code_only
 
@@ -189,13 +188,8 @@ class JobQueue:
         """Pass a reply to the running job, and start the next one."""
         job, self.running = self.running, None
         assert job is not None, "the frame is its reply"
-        try:
-            has_ended = job.on_reply(frame)
-        except ChannelCorruptError:
-            self.running = job  # until the exit of the worker, which is killed for this
-            raise
         self.completed += 1
-        if has_ended:
+        if job.on_reply(frame):
             self.unfinished.pop(job, None)  # as `_forget`, without a call per reply
         else:
             self.enqueue(job, first=True)

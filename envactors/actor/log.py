@@ -71,16 +71,15 @@ class ActorLog:
         recording.recorder.on_exit(self._actor, process_exit.culprit)
         if process_exit.plan.action is AfterExit.CLOSE:
             return
+        job, error, bundle = process_exit.job, process_exit.error, process_exit.error.bundle
         if process_exit.reason in (EndReason.ABORT, EndReason.RENEW):
-            why = process_exit.job.reason if isinstance(process_exit.job, Renewal) else "on request"
+            why = job.reason if isinstance(job, Renewal) else "on request"
             self.write(logging.INFO, f"actor {self._actor.name!r} gets a new process: {why}")
         else:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if process_exit.reason is EndReason.HELPER_LOST else logging.WARNING
-            text, bundle = str(process_exit.error).partition("\n")[0], process_exit.error.bundle
-            self.write(
-                level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=process_exit.error
-            )
+            text = str(error).partition("\n")[0]
+            self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=error)
 
     def write_end_of_standby(self, error: ActorError) -> None:
         """Warn that a standby is dead."""
