@@ -16,7 +16,7 @@ about the job, and about the next process.
 
 Begin to read with `job`, `job_queue`, and the table of phases in `actor`.
 
-What users get:
+For users:
     spawn           Makes actors, for users and for pools and vectors
     handle          Handles, whose methods return futures
     future          The future of a call, and the outcome that a thread reads when it asks
@@ -30,8 +30,8 @@ An actor with processes:
     actor           One process after another: requests, frames, deadlines, exits
     starter         The start of a process: launches, and processes taken from standbys
     actor_process   One process, and the facts about its exit
-    exits           What follows from an exit: the restart policy, and pure decisions
-    tenant          What lives in the process and is lost with it, for the envs of a vector
+    exits           Decisions after an exit, and the restart policy
+    tenant          The record of the envs in the process, for vectors
     loan            Lends the channel to a waiting thread
     timers          Its timers, and the watch over deadlines
     spinning        When callers and workers spin before they sleep
@@ -40,18 +40,18 @@ Its jobs:
     job             The interface of jobs, and those that end a process
     calls           Calls, and replays of journals
     job_queue       Their order, from the queue to the worker and to their ends
-    activity        What a worker does at one time for a job
+    activity        The method of the env that a worker runs now
     permits         How many actors may step at a time (``max_running``)
 
 An actor without a process:
     inline          Runs env code in the thread of the caller
     request_stack   Which env code runs in which thread
 
-What tells users what has happened:
+Errors, messages, and records of events:
     error_factory   Makes errors
     evidence        Stacks and tracebacks, with the frames of users first
     log             Log messages
-    recording       Whom traces ask to be told of spans and exits
+    recording       The recorder of spans and exits, for traces
 
     latch, type_variables   Small helpers
 """

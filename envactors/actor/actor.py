@@ -59,7 +59,7 @@ class Actor(ActorBase):
     invariant between two changes:
 
     ========  ==========================================  ==========================================================
-    phase     what is pending                             the phase that it leads to
+    phase     pending                                     the phase that it leads to
     ========  ==========================================  ==========================================================
     ASLEEP    nothing, until `wake`                       NEW
     NEW       a call of `_proceed`                        STARTING
@@ -542,13 +542,13 @@ class Actor(ActorBase):
         """Handle the end of the process, or of a launch that has failed or was withdrawn.
 
         1. *End the start*: no timer, launch, or deadline of the process is left, and nothing starts any more (ENDING).
-        2. *Collect*: the results that the worker has completed go to their envs. What it has not completed is known
-           after this.
+        2. *Collect*: the results that the worker has completed go to their envs. The other requests of the worker are
+           lost.
         3. *Detach the jobs*: those that end with the process are dropped, and the rest of the running job is known.
         4. *Decide*: the error of the exit needs that rest, and the plan needs the error. From here on,
            `last_exit_error` is the reason why episodes were lost.
         5. *Apply*: each unfinished request and job ends with the error, or waits for the next process.
-        6. *Go on*: the worker is gone, and the plan is carried out. Only this may start the next process.
+        6. *Continue*: the worker is gone, and the plan is carried out. Only this may start the next process.
         """
         process = self.process
         self.phase = Phase.ENDING
@@ -594,7 +594,7 @@ class Actor(ActorBase):
         self.runtime.loop.call_soon(functools.partial(self.run_as_change, self._proceed))
 
     def _proceed(self) -> None:
-        """Continue in the loop, by what there is of a process: a worker, a launch, or neither."""
+        """Continue in the loop. The next action depends first on whether there is a worker, a launch, or neither."""
         phase, has_work = self.phase, not self.is_closing or self.jobs.has_jobs_before_close
         if self.process.worker is not None:
             self.jobs.dispatch()  # in LIVE only; otherwise a reply or the exit of the worker leads on

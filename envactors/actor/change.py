@@ -12,8 +12,9 @@ point. Nobody tries to prevent or to undo that. Instead:
    from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So an interrupt
    may come between any two statements of a change.
 
-What the invariant does not mention needs the lock, but no change: the loan of a channel, whose timer ends it whatever
-happens, the recording of times, the parameters of policies, and the buffers of trajectories.
+State that the invariant does not mention is changed under the lock alone, without a change: the loan of a channel,
+which its timer ends whatever happens, the recording of times, the parameters of policies, and the buffers of
+trajectories.
 
 Only exceptions in threads that run code of users are interrupts. In the other threads of this library, an exception is
 a bug of the library, which another process would meet again: the repair then closes the actors with it. An exception in

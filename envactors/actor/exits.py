@@ -1,6 +1,6 @@
 """What follows from the exit of a process: facts, pure decisions, and the count of restarts.
 
-The table has the reason why the process has ended, and what becomes of the actor and of the call that was running.
+For each reason why a process has ended, the table tells whether another one comes, and how the running call continues.
 A call that had not begun runs in the next process, if one comes.
 
 ===============================  ===================================================  ==================================

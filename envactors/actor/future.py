@@ -77,7 +77,7 @@ class _Condition(RLock):
         visible_state: The state as it was when the lock was last acquired. The thread that holds the lock writes it.
         unnotified: The waiters that were added before the end was visible. The thread that holds the lock writes them,
             and a callback thread notifies and removes them.
-        was_acquired: Whether there may be waiters. Whoever acquires the lock sets it.
+        was_acquired: Whether there may be waiters. Each thread that acquires the lock sets it.
     """
 
     __slots__ = ("_waiters", "state", "unnotified", "visible_state", "was_acquired")
@@ -178,7 +178,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         return self._exception
 
     def _get_snapshot(self) -> tuple[bool, bool, R | None, BaseException | None]:
-        """Return what asyncio asks for since Python 3.15: whether it is done or canceled, the result, the exception."""
+        """Return whether it is done, whether it was canceled, the result, and the exception; for asyncio since 3.15."""
         if self._condition.state != _FINISHED:
             return self.done(), self.cancelled(), None, None
         error = self.exception()

@@ -53,8 +53,8 @@ class Job:
     Attributes:
         future: The future of its outcome; None if nobody waits for it.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
-        dies_with_process: Whether it is dropped if the process ends while it waits. A replay is, since the next process
-            gets a replay of its own; so is a renewal for the library's sake, since the next process is a fresh one.
+        dies_with_process: Whether it is dropped if the process ends while it waits. A replay is, since the tenant makes
+            another one for the next process. So is a renewal that no user waits for: the next process is fresh anyway.
         runs_first: Whether it runs before all jobs of other kinds, as replays do.
     """
 
@@ -92,7 +92,7 @@ class Job:
         raise NotImplementedError
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Return what an ended process has not completed of it.
+        """Return the part of the job that an ended process has not completed.
 
         The job is the culprit if the worker had begun it, as its control page tells, or if the parent has ended the
         process because of it.
@@ -147,7 +147,7 @@ class ProcessExit(NamedTuple):
         process: The process.
         report: The facts.
         job: The job that it was running; None if it was idle.
-        uncompleted: What it has not completed of that job.
+        uncompleted: The part of that job that it has not completed.
         error: The error that says all this.
         plan: What the actor does next.
     """

@@ -59,8 +59,8 @@ class ChannelLoans:
     def begin(self, worker: Worker | None) -> Loan | None:
         """Lend the channel of a worker to the calling thread; return None if the loop must read.
 
-        A thread that has the loan and asks again is in a signal handler, which waits for a reply of its own. Its first
-        loan ends: the wait that the handler has interrupted goes on without it, and the loop reads for that.
+        A thread that has a loan and asks for another one is in a signal handler, which waits for another reply. Its
+        first loan ends. The wait that the handler has interrupted continues without a loan: the loop reads its reply.
 
         Args:
             worker: The worker; None if it does not run the call that the thread waits for.

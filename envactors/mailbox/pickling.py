@@ -133,7 +133,7 @@ class _MessageUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] not in ("envactors", "numpy"):
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of it")
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong to it")
         return super().find_class(module, name)
 
 
