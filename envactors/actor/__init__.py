@@ -1,18 +1,16 @@
 """Actors: the parent's half of a worker process, and the handles and futures that users get.
 
-The way of a call, and of its reply:
+The way of a call and of its reply:
 
-    caller's thread     handle ── Call, ActorFuture ──▶ Actor ── JobQueue           future.result()
-                                                          │    waits here until        ▲    reads the reply
-                                                          │    the worker is free      │
-    loop's thread                                         │                          Actor.on_frame ── JobQueue.on_reply
-                                                          ▼                            ▲    finds the job of the reply
-    the backend's                      ActorProcess ── Worker.send ── channel ── Worker.receive
-    worker                                                     runs it
+    caller    handle ── Actor.accept ── JobQueue ── Call.start                       ActorFuture.result
+                                                        │ frame                              ▲ outcome
+    loop                                                │      Actor.on_frame ── JobQueue ── Call.on_reply
+                                                        ▼            ▲ frame
+    worker                                              runs one job at a time
 
-Only one job runs at a time, so a reply, a deadline, or an exit belongs to the running job. A thread that waits for the
-reply may read the channel itself, in place of the loop (`loan`). When the process exits, `Actor.after_exit` decides
-about the job, and about the next process.
+In the queue, a call waits until the worker is free. So a reply, a deadline, or an exit always belongs to the one job
+that is running. A thread that waits for a result may borrow the channel and do the work of the loop (`loan`). When the
+process exits, `Actor.after_exit` decides about the running job and about the next process.
 
 Begin to read with `job`, `job_queue`, and the table of phases in `actor`.
 

@@ -136,19 +136,9 @@ class ChangeLock(RLock):
                 "state: let the handler set a flag, and use the actor after it"
             )
         self._frame = sys._getframe()
-        try:
+        with self._scope:
             for actor in dict.fromkeys(self._changing):
                 actor.repair(self._bug)
-        except Exception as error:
-            if not runs_library_code_only():
-                raise  # perhaps an interrupt: the repair is made again, by the loop at the latest
-            if self._bug is None:
-                self._bug = error
-                self._repair()
-                return
-            self._changing, self._frame, self._bug = (), None, None
-            raise
-        self._changing, self._frame, self._bug = (), None, None
 
     def is_held_here(self) -> bool:
         """Return whether the calling thread holds the lock."""
@@ -166,7 +156,7 @@ class ChangeLock(RLock):
 
 
 class _Scope:
-    """The context of a change."""
+    """The context of a change, or of the repair of one."""
 
     __slots__ = ("_lock",)
 
@@ -177,11 +167,11 @@ class _Scope:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        lock = self._lock
-        if kind is None:
-            lock._changing, lock._frame = (), None
+        lock, is_bug = self._lock, error is not None and runs_library_code_only()
+        if kind is None or (is_bug and lock._bug is not None):  # the repair after a bug is not made again
+            lock._changing, lock._frame, lock._bug = (), None, None
         elif lock._changing:
             lock._frame = None
-            lock._bug = error if runs_library_code_only() else None
+            lock._bug = error if is_bug else lock._bug
             # Other threads may wait for a result that only the repair provides.
             lock._changing[0].runtime.loop.call_soon(lock.repair_if_interrupted)

@@ -113,7 +113,7 @@ class ErrorFactory:
     # Its process has ended -----------------------------------------------------------------------------
 
     def process_ended(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
-        """Return the error of an exit, from which others follow: how the process has ended, or why it has not started."""
+        """Return the error of an exit: how the process has ended, or why it has not started."""
         if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
             return process.cause
         return self.exit_during(culprit, report) if process.has_started else self.start_failed(process, report)

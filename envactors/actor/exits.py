@@ -103,7 +103,7 @@ class RestartTracker:
     def errors(self) -> list[ActorError]:
         """The errors of the crashes that count against the limit which is spent, oldest first."""
         since = -math.inf if self.is_lifetime_spent else self._crashes[-1][0] - self._policy.window
-        return [error for when, error, _ in self._crashes if when > since]
+        return [error for when, error, _ in self._crashes if when >= since]
 
     @property
     def is_lifetime_spent(self) -> bool:
@@ -111,8 +111,8 @@ class RestartTracker:
         return len(self._granted(-math.inf)) >= self._policy.max_lifetime_restarts
 
     def _granted(self, since: float) -> list[float]:
-        """Return when restarts were granted after a time (`time.monotonic`), oldest first."""
-        return [when for when, _, is_granted in self._crashes if is_granted and when > since]
+        """Return when restarts were granted since a time (`time.monotonic`), oldest first."""
+        return [when for when, _, is_granted in self._crashes if is_granted and when >= since]
 
     def describe(self, delay: float) -> str:
         """Return which restart of how many the last granted one is, and when it comes."""

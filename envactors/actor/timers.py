@@ -143,7 +143,7 @@ def deadline_by_code(code: int, deadlines: Deadlines) -> float | None:
     """Return the deadline of what a worker runs by its control page, in seconds; None if it has none.
 
     Args:
-        code: The method that it runs, as one of the constants of `envactors.mailbox.control_page` that begin with METHOD.
+        code: The method that it runs: a constant of `envactors.mailbox.control_page` that begins with METHOD.
         deadlines: The time limits of the actor.
     """
     return deadlines.policy if code == METHOD_POLICY else deadlines.of(METHOD_NAMES[code])

@@ -174,7 +174,7 @@ MUTANTS = [
     Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
     Mutant(ACTOR + "repair", "self.kill_and_proceed(reason)", "pass", INTERRUPTS),
     Mutant(CHANGE + "ChangeLock.change", "self._repair()", "pass", INTERRUPTS),
-    Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
+    Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame, lock._bug = (), None, None", "pass", INTERRUPTS),
     Mutant(ACTOR + "kill_and_proceed", "self.proceed_soon()", "pass", HANGS),
     Mutant(ACTOR + "kill_and_proceed", "self.process.record_end_reason(reason)", "pass", BLAMES),
     Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
