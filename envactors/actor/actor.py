@@ -78,8 +78,8 @@ class Actor(ActorBase):
 
     - The worker exits in STARTING or LIVE: the exit is planned, too.
     - A deadline of a start or of a job passes: STOPPING, while the worker writes its stacks.
-    - An env or a factory raises, and its process is to be replaced: ENDING, until a callback thread has unpickled the
-      exception; then STOPPING, while the worker closes its envs.
+    - A factory raises in STARTING, or an env in LIVE whose process is to be replaced (ENDING from then on). A callback
+      thread unpickles the exception. Then the phase is STOPPING, while the worker closes its envs.
     - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
     - The last job of a closing actor that has no process ends: `_proceed` closes the actor.
 
@@ -548,7 +548,7 @@ class Actor(ActorBase):
         4. *Decide*: the error of the exit needs that rest, and the plan needs the error. From here on,
            `last_exit_error` is the reason why episodes were lost.
         5. *Apply*: each unfinished request and job ends with the error, or waits for the next process.
-        6. *Continue*: the worker is gone, and the plan is carried out. Only this may start the next process.
+        6. *Continue*: the worker is gone, so another process may start. The plan is carried out.
         """
         process = self.process
         self.phase = Phase.ENDING

@@ -300,7 +300,7 @@ class InlineActor(ActorBase):
                 server.execute(Kind.CLOSE, dumps(()))
                 process.failure = pack_failure(error, Fault.RAISED)
                 process.cause = unpack_failure(process.failure)
-                self._start_error = self.errors.start_failed(process, ExitReport(self.pid))
+                self._start_error = self._last_failure = self.errors.start_failed(process, ExitReport(self.pid))
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server

@@ -111,7 +111,7 @@ class JobQueue:
         job.call_id = 0
         job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
-        if first:
+        if first:  # behind the replays, which are at the front
             self.waiting.insert(sum(other.runs_first for other in self.waiting), job)
         else:
             self.waiting.append(job)
