@@ -121,22 +121,18 @@ class DeadlineWatch:
 
     def judge(self, activity: Activity) -> Judgment:
         """Say whether the current step is late or slow, and schedule the next check unless it is late."""
-        now = time.monotonic()
-        checks = [now + max(self.shortest, SHORTEST_PAUSE)]
-        judgment = Judgment.IN_TIME
-        if activity.deadline is not None:
-            if now >= activity.started_at + activity.deadline:
-                return Judgment.LATE
-            checks.append(activity.started_at + activity.deadline)
-        if self._slow is not None:
-            if now >= activity.started_at + self._slow and activity.started_at != self._reported:
-                self._reported = activity.started_at
-                judgment = Judgment.SLOW
-            checks.append(activity.started_at + self._slow)
-        later = min(check for check in checks if check > now)
+        now, begun = time.monotonic(), activity.started_at
+        late_at = math.inf if activity.deadline is None else begun + activity.deadline
+        slow_at = math.inf if self._slow is None else begun + self._slow
+        if now >= late_at:
+            return Judgment.LATE
+        is_slow = now >= slow_at and begun != self._reported
+        if is_slow:
+            self._reported = begun
+        later = min(when for when in (now + max(self.shortest, SHORTEST_PAUSE), late_at, slow_at) if when > now)
         if later < math.inf:
             self._check_at(later)
-        return judgment
+        return Judgment.SLOW if is_slow else Judgment.IN_TIME
 
 
 def deadline_by_code(code: int, deadlines: Deadlines) -> float | None:
