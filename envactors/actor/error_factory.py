@@ -225,7 +225,7 @@ class ErrorFactory:
         if is_final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._locate(pid=last.pid)
-        limit = "max_lifetime_restarts" if tracker.is_lifetime_spent else "max_restarts"
+        limit, _ = tracker.nearest_limit()
         reached = f"{limit}={getattr(policy, limit)}" + (f", window={policy.window}" if limit == "max_restarts" else "")
         text = (
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "

@@ -101,14 +101,16 @@ class RestartTracker:
 
     @property
     def errors(self) -> list[ActorError]:
-        """The errors of the crashes that count against the limit which is spent, oldest first."""
-        since = -math.inf if self.is_lifetime_spent else self._crashes[-1][0] - self._policy.window
+        """The errors of the crashes that the limit counts which allows the fewest further restarts, oldest first."""
+        _, since = self.nearest_limit()
         return [error for when, error, _ in self._crashes if when >= since]
 
-    @property
-    def is_lifetime_spent(self) -> bool:
-        """Whether ``max_lifetime_restarts`` allows no more restarts, rather than ``max_restarts``."""
-        return len(self._granted(-math.inf)) >= self._policy.max_lifetime_restarts
+    def nearest_limit(self) -> tuple[str, float]:
+        """Return the limit that allows the fewest further restarts, and since when it counts them."""
+        since = self._crashes[-1][0] - self._policy.window
+        left = self._policy.max_restarts - len(self._granted(since))
+        is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
+        return ("max_lifetime_restarts", -math.inf) if is_lifetime else ("max_restarts", since)
 
     def _granted(self, since: float) -> list[float]:
         """Return when restarts were granted since a time (`time.monotonic`), oldest first."""
@@ -116,11 +118,10 @@ class RestartTracker:
 
     def describe(self, delay: float) -> str:
         """Return which restart of how many the last granted one is, and when it comes."""
-        policy = self._policy
-        number, limit = len(self._granted(self._crashes[-1][0] - policy.window)), policy.max_restarts
-        if policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= limit - number:  # that limit is nearer
-            number, limit = len(self._granted(-math.inf)), policy.max_lifetime_restarts
-        return f"restart {number}{'' if limit == math.inf else f' of {limit:g}'} in {delay:.1f} s"
+        name, since = self.nearest_limit()
+        limit = getattr(self._policy, name)
+        of_how_many = "" if limit == math.inf else f" of {limit:g}"
+        return f"restart {len(self._granted(since))}{of_how_many} in {delay:.1f} s"
 
     def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
         """Decide whether and when another process replaces an ended one; count the exit if it is a crash.

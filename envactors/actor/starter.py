@@ -122,8 +122,7 @@ class ProcessStarter:
 
     def _begin_launch(self) -> None:
         self._actor.process.launched_at = time.monotonic()
-        limit = self._actor.config.deadlines.start
-        if limit is not None:
+        if (limit := self._actor.config.deadlines.start) is not None:
             self._limit_start(limit)
 
     def _on_launched(self, worker: Worker | None, refusal: BaseException | None) -> None:
