@@ -19,7 +19,7 @@ from envactors.threads import LibraryThread
 
 # A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
 _MOST_ERRORS = 2
-# How long `Loop.wake_others` may put a callback off, in seconds. The poller rounds shorter times up to this.
+# How long `Loop.defer_wakeup` may put a callback off, in seconds. The poller rounds shorter times up to this.
 _MOST_DELAY = 0.001
 
 
@@ -85,9 +85,9 @@ class Loop:
         self._wake = Doorbell()
         self._descriptors: dict[int, _Descriptor] = {}
         self._soon: deque[Callable[[], object]] = deque()
-        # What `wake_others` has put off, until when events may delay it, and whether any of it is urgent.
-        self._put_off: list[Callable[[], object]] = []
-        self._put_off_until = math.inf
+        # Callbacks of `defer_wakeup`, the time until which events may delay them, and whether any of them is urgent.
+        self._deferred: list[Callable[[], object]] = []
+        self._deferred_until = math.inf
         self._is_urgent = False
         # Guards the descriptors and the timers. Reentrant, since a signal handler may interrupt a thread that holds it.
         self._lock = threading.RLock()
@@ -157,22 +157,23 @@ class Loop:
         self._soon.append(callback)
         self._wake.ring()
 
-    def wake_others(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
-        """Run a callback that wakes other threads: in the loop's thread before it waits again, in others immediately.
+    def defer_wakeup(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
+        """Wake another thread, but not before the events are handled that the loop has received by now.
 
-        To wake a thread takes longer than to handle an event. If it waits for the results of several events, waking it
-        once is enough.
+        A thread often waits for the results of several events, and waking it takes longer than handling one. Called in
+        the loop's thread, this puts the callback off until the loop would wait for events. In other threads it calls
+        the callback immediately.
 
         Args:
-            wake: The callback.
-            is_urgent: False if the loop's thread may even wait for more events for a moment.
+            wake: Wakes the thread.
+            is_urgent: False if the loop may also wait for further events for a moment (`_MOST_DELAY`).
         """
         if not self.is_current_thread():
             wake()
             return
-        if not self._put_off:
-            self._put_off_until = time.monotonic() + _MOST_DELAY
-        self._put_off.append(wake)
+        if not self._deferred:
+            self._deferred_until = time.monotonic() + _MOST_DELAY
+        self._deferred.append(wake)
         self._is_urgent |= is_urgent
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
@@ -203,7 +204,7 @@ class Loop:
     def _run(self) -> None:
         while not self._is_stopping:
             self._contain(self._run_once)
-        self._run_put_off()
+        self._run_deferred()
         self._wake.close()
         self._poller.close()
         # A reference to an ended loop must not keep the actors of its callbacks alive.
@@ -212,10 +213,10 @@ class Loop:
         self._descriptors.clear()
 
     def _run_once(self) -> None:
-        """Run what was put off, wait for events, and run the callbacks of descriptors, timers, and `call_soon`."""
-        events = self._poller.poll(0.0 if self._is_urgent else _MOST_DELAY) if self._put_off else []
-        if not events or time.monotonic() > self._put_off_until:
-            self._run_put_off()
+        """Run deferred wakeups, wait for events, and run the callbacks of descriptors, timers, and `call_soon`."""
+        events = self._poller.poll(0.0 if self._is_urgent else _MOST_DELAY) if self._deferred else []
+        if not events or time.monotonic() > self._deferred_until:
+            self._run_deferred()
         if not events:
             events = self._poller.poll(self._timeout())
         self._wakes_at = -math.inf  # nobody has to wake a thread that is awake
@@ -231,8 +232,8 @@ class Loop:
         for _ in range(len(self._soon)):
             self._contain(self._soon.popleft())
 
-    def _run_put_off(self) -> None:
-        put_off, self._put_off, self._put_off_until, self._is_urgent = self._put_off, [], math.inf, False
+    def _run_deferred(self) -> None:
+        put_off, self._deferred, self._deferred_until, self._is_urgent = self._deferred, [], math.inf, False
         for wake in put_off:
             self._contain(wake)
 

@@ -52,13 +52,12 @@ class ThreadPool:
         self._runs_user_code = runs_user_code
         self._loop = loop
         # `put` is reentrant and enters no lock in Python code, so signal handlers and finalizers may submit functions.
-        # None ends a thread.
+        # None wakes a thread to see that the pool is stopping; each thread that ends wakes the next one.
         self._functions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._started = 0  # how many functions were started
+        self._start_count = 0  # how many functions were started
         self._is_watched = False  # whether a timer is set that adds a thread
         self._is_stopping = False
-        self._threads: list[threading.Thread] = []
-        self._add_thread()
+        self._first_thread = self._add_thread()
 
     def submit(self, function: Callable[[], object]) -> None:
         """Queue a function. After `stop`, the threads may have ended, so another one runs it."""
@@ -78,19 +77,16 @@ class ThreadPool:
         self._functions.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait for the threads to end, except for the calling one."""
-        deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            if thread.is_alive() and thread is not threading.current_thread():  # it may be about to start
-                thread.join(max(0.0, deadline - time.monotonic()))
+        """Wait for the first thread to end, unless it is the calling one."""
+        if self._first_thread is not threading.current_thread():
+            self._first_thread.join(timeout)
 
     def _watch(self, loop: Loop) -> None:
         """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves half of it."""
         if not self._is_watched:
             self._is_watched = True
-            loop.call_at(
-                time.monotonic() + _PATIENCE, functools.partial(self._add_thread_if_stuck, loop, self._started)
-            )
+            add_thread = functools.partial(self._add_thread_if_stuck, loop, self._start_count)
+            loop.call_at(time.monotonic() + _PATIENCE, add_thread)
 
     def _add_thread_if_stuck(self, loop: Loop, started: int) -> None:
         """Add a thread if functions wait and none was started since ``started`` of them were; look again later."""
@@ -98,37 +94,35 @@ class ThreadPool:
         if self._functions.empty() or self._is_stopping:
             return
         self._watch(loop)
-        if self._started == started:
+        if self._start_count == started:
             self._add_thread()
 
-    def _add_thread(self) -> None:
+    def _add_thread(self) -> threading.Thread:
         thread = LibraryThread(self._run, self._name, runs_user_code=self._runs_user_code)
-        self._threads.append(thread)
         thread.start()
+        return thread
 
     def _run(self) -> None:
-        while True:
+        while not (self._is_stopping and self._functions.empty()):
             function = self._functions.get()
             if function is None:
-                is_last = self._functions.empty()
-                self._functions.put(None)  # for the other threads, and behind functions that were submitted late
-                if is_last:
-                    return
                 continue
-            self._started += 1
+            self._start_count += 1
             try:
                 function()
             except BaseException as error:
                 log_error(f"a function raised in the thread {self._name}", error)
             del function
+        self._functions.put(None)
 
 
 class Launcher:
     """Starts workers in one thread that outlives them: the kernel ends some workers with the thread that started them.
 
-    A start is a function. Equal functions are the same start.
+    A start is a function, by which it is withdrawn and finished, too: the same bound method of an actor each time.
 
-    Every change of the record of starts first queues a look at it, so an interrupted change delays no other start.
+    An interrupt may end a method between any two statements. So each one first has the launcher's thread look for a
+    start that may begin, and then changes the record: the look needs the lock, so it comes after the change.
     """
 
     def __init__(self) -> None:
@@ -140,7 +134,7 @@ class Launcher:
     def submit(self, start: Callable[[], object], limit: int | None) -> None:
         """Call a function once fewer than ``limit`` starts with a limit are unfinished; None for no limit.
 
-        A start without a limit neither waits nor counts, such as that of a worker which waits for a node.
+        A start without a limit begins at once and does not count, such as one that has to wait for a node.
         """
         with self._lock:
             self._pool.submit(self._begin_next)
@@ -219,13 +213,18 @@ class Runtime:
         self._dropped = 0
         self._services: list[services.Service] = []
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
-        self.loop: Loop = Loop(self._report)
-        self.launcher: Launcher = Launcher()
-        self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", runs_user_code=True, loop=self.loop)
-
-    def start_services(self) -> None:
-        """Start what has registered in `envactors.services`."""
-        self._services.extend(filter(None, (start(self.loop) for start in services.on_start)))
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.printer.stop)
+            self.loop: Loop = Loop(self._report)
+            undo.callback(self.loop.stop)
+            self.launcher: Launcher = Launcher()
+            undo.callback(self.launcher.stop)
+            self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", runs_user_code=True, loop=self.loop)
+            undo.callback(self.callbacks.stop)
+            for service in filter(None, (start(self.loop) for start in services.on_start)):
+                undo.callback(service.close)
+                self._services.append(service)
+            undo.pop_all()
 
     def log(self, log: Callable[[], object]) -> None:
         """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
@@ -237,7 +236,7 @@ class Runtime:
     def _log(self, log: Callable[[], object]) -> None:
         dropped, self._dropped = self._dropped, 0
         if dropped:
-            _log.warning("%d log records of workers were dropped: handlers did not take them in time", dropped)
+            _log.warning("%d log records were dropped: handlers did not take them in time", dropped)
         log()
 
     def _report(self, error: BaseException) -> None:
@@ -255,16 +254,17 @@ class Runtime:
         with _lock:
             if self.members or self.has_ended:
                 return
+            self.loop.call_soon(self.end_if_unused)  # it completes this after an interrupt
+            if _runtime is self:
+                _runtime = None
             for service in self._services:
                 service.close()
             self._join_deadline = time.monotonic() + _JOIN_PATIENCE
+            self.launcher.stop()
+            self.callbacks.stop()
+            self.printer.stop()
+            self.loop.stop()
             self.has_ended = True
-            if _runtime is self:
-                _runtime = None
-        self.launcher.stop()
-        self.callbacks.stop()
-        self.loop.stop()
-        self.printer.stop()
 
     def join_if_ended(self) -> None:
         """If the last actor has ended, wait until the threads have, too, up to a second after its end.
@@ -283,7 +283,7 @@ _serials = itertools.count()
 forks: int = 0
 
 
-def join(member: Member) -> None:
+def enroll(member: Member) -> None:
     """Add an actor to the runtime, and set its ``runtime``."""
     while True:
         with _lock:
@@ -313,11 +313,11 @@ def _build_runtime(gate: LockType, errors: list[BaseException]) -> None:
                 atexit.unregister(_close_all)
                 atexit.register(_close_all)
                 _runtime = Runtime()
-                _runtime.start_services()
                 _runtime.loop.call_at(time.monotonic() + _JOIN_PATIENCE, _runtime.end_if_unused)
-    except Exception as error:
+    except BaseException as error:
         errors.append(error)
-    gate.release()
+    finally:
+        gate.release()
 
 
 def runtime_of(member: Member) -> Runtime | None:

@@ -344,7 +344,7 @@ class VectorEnv(BoundToProcess):
         for env_id, one, restorer in zip(envs.ids, snapshots, restorers, strict=True):
             handle = self._handles[env_id]
             message = Restore(handle._position, one.checksum, one.state)
-            futures.append(handle._submit(Kind.RESTORE, message, "restore", take_reply=restorer))
+            futures.append(handle._submit(Kind.RESTORE, message, "restore", before_outcome=restorer))
         results_of(futures)
 
     def last_batch(self) -> Batch:

@@ -1,1 +1,55 @@
-"""Actors: the parent's half of a worker process, and the handles and futures that users get."""
+"""Actors: the parent's half of a worker process, and the handles and futures that users get.
+
+The way of a call and of its reply:
+
+    caller    handle ── Actor.accept ── JobQueue ── Call.start                       ActorFuture.result
+                                                        │ frame                              ▲ outcome
+    loop                                                │      Actor.on_frame ── JobQueue ── Call.on_reply
+                                                        ▼            ▲ frame
+    worker                                              runs one job at a time
+
+In the queue, a call waits until the worker is free. So a reply, a deadline, or an exit always belongs to the one job
+that is running. A thread that waits for a result may borrow the channel and do the work of the loop (`loan`). When the
+process exits, `Actor.after_exit` decides about the running job and about the next process.
+
+Begin to read with `job`, `job_queue`, and the table of phases in `actor`.
+
+For users:
+    spawn           Makes actors, for users and for pools and vectors
+    handle          Handles, whose methods return futures
+    future          The future of a call, and the outcome that a thread reads when it asks
+    states          States and statistics, phases, and the reasons why processes end
+    bound           Objects that cannot be pickled
+
+An actor with processes:
+    base            The interface of all actors
+    config          Its settings
+    change          Its lock, and the rule about changes that an exception interrupts
+    actor           One process after another: requests, frames, deadlines, exits
+    starter         The start of a process: launches, and processes taken from standbys
+    actor_process   One process, and the facts about its exit
+    exits           Decisions after an exit, and the restart policy
+    tenant          The record of the envs in the process, for vectors
+    loan            Lends the channel to a waiting thread
+    timers          Its timers, and the watch over deadlines
+    spinning        When callers and workers spin before they sleep
+
+Its jobs:
+    job             The interface of jobs, and those that end a process
+    calls           Calls, and replays of journals
+    job_queue       Their order, from the queue to the worker and to their ends
+    activity        The method of the env that a worker runs now
+    permits         How many actors may step at a time (``max_running``)
+
+An actor without a process:
+    inline          Runs env code in the thread of the caller
+    request_stack   Which env code runs in which thread
+
+Errors, messages, and records of events:
+    error_factory   Makes errors
+    evidence        Stacks and tracebacks, with the frames of users first
+    log             Log messages
+    recording       The recorder of spans and exits, for traces
+
+    latch, type_variables   Small helpers
+"""

@@ -1,18 +1,17 @@
 """The parent's half of one actor.
 
 Callers submit, cancel, and close; the loop reports frames, exits, and timers. Each of these events is one change under
-the lock; see `envactors.actor.change`. A caller's thread may send jobs to a free worker, and kill it. Only threads of
-this library start processes and handle their exits.
+the lock; see `envactors.actor.change`. The thread of a caller may send jobs to a free worker, and kill the worker. Only
+threads of this library start processes and handle their exits.
 
-The jobs of an actor are in `envactors.actor.job_queue`, and the decisions after an exit in `envactors.actor.exits`.
+The jobs of an actor are in `envactors.actor.job_queue`, the start of its processes is in `envactors.actor.starter`, and
+the decisions after an exit are in `envactors.actor.exits`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import multiprocessing
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,23 +21,25 @@ from envactors.actor.activity import Activity
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Next, Plan, RestartTracker
+from envactors.actor.exits import AfterExit, Plan, RestartTracker
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, Job, ProcessExit, Remainder, Renewal
+from envactors.actor.job import Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
 from envactors.actor.spinning import SpinPolicy
+from envactors.actor.starter import ProcessStarter
 from envactors.actor.states import LIVE, ActorState, ActorStats, EndReason, Phase, is_crash
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
-from envactors.backends.base import ExitStatus, Use, Worker
+from envactors.backends.base import Worker
 from envactors.backends.log_records import handle_record
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
+from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import FINISHED
-from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
-from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
+from envactors.mailbox.messages import Failure, Frame, Kind
+from envactors.mailbox.pickling import dumps, load_message, unpack_failure
 
 # How long a worker that has closed its channel may take to exit, in seconds.
 _EXIT_GRACE = 1.0
@@ -46,8 +47,6 @@ _EXIT_GRACE = 1.0
 _STACKS_GRACE = 0.2
 # How long unpickling an exception may delay the end of the process that raised it, in seconds.
 _READ_PATIENCE = 10.0
-# How long a standby may take to switch to another actor, in seconds. It only records its new identity.
-_ADOPTION_GRACE = 1.0
 # Phases in which an actor that is closing counts as closed: it has no process, or has killed it.
 _CLOSED_IF_CLOSING = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
 _REPLIES = (Kind.RESULT, Kind.FAILED)
@@ -56,29 +55,33 @@ _REPLIES = (Kind.RESULT, Kind.FAILED)
 class Actor(ActorBase):
     """The parent's half of one actor, which runs one process after another.
 
-    Between two changes, something is under way that leads out of each phase, except ASLEEP, DEAD, and CLOSED:
+    An actor waits for nobody, so in each phase something must be pending whose event leads on. The table is the
+    invariant between two changes:
 
-    ========  ========================================  ============================================================
-    phase     what is under way                         what it leads to
-    ========  ========================================  ============================================================
-    ASLEEP    nothing, until `wake`                     NEW
-    NEW       a call of `_proceed`                      STARTING
-    STARTING  the certain end of the last worker, a     LIVE; STOPPING after the start deadline
-              launch, or a worker that makes envs
-    LIVE      a worker that runs jobs                   STOPPING after a deadline, or to close or renew; ENDING if an
-                                                        env has raised and the process is discarded; BACKOFF if this
-                                                        is a standby whose process another actor takes
-    STOPPING  the exit of the worker, or a late launch  what the `Plan` for the exit says
-    ENDING    the same, or a call of `_proceed`         the same; from the call, STARTING or CLOSED; STOPPING once the
-                                                        exception of an env was read
-    BACKOFF   a timer                                   STARTING
-    DEAD      nothing, until `wake`, `renew`, or        NEW, STARTING, or ENDING
-              ``kill(restart=True)``
-    CLOSED    nothing                                   nothing
-    ========  ========================================  ============================================================
+    ========  ==========================================  ==========================================================
+    phase     pending                                     the phase that it leads to
+    ========  ==========================================  ==========================================================
+    ASLEEP    nothing, until `wake`                       NEW
+    NEW       a call of `_proceed`                        STARTING
+    STARTING  a launch, or a worker that makes its envs   LIVE
+    LIVE      a worker that runs jobs                     STOPPING, to close or renew; BACKOFF, if this is a standby
+                                                          and another actor takes the process
+    STOPPING  the exit of the worker, or a launch         as the exit is planned: STARTING, BACKOFF, DEAD, or CLOSED
+    ENDING    with a worker: its exit                     as the exit is planned
+              without one: a call of `_proceed`           STARTING, or CLOSED if the actor is closing
+    BACKOFF   a timer                                     STARTING
+    DEAD      nothing, until `wake`, or `renew`           NEW, or STARTING
+    CLOSED    nothing                                     nothing
+    ========  ==========================================  ==========================================================
 
-    A worker may also exit in STARTING and LIVE. A `Plan` leads to STARTING, BACKOFF, DEAD, or CLOSED. `kill` and an
-    interrupted change lead to ENDING. A closing actor that no jobs need any more is closed by `_proceed`.
+    Further events cut that short:
+
+    - The worker exits in STARTING or LIVE: the exit is planned, too.
+    - A deadline of a start or of a job passes: STOPPING, while the worker writes its stacks.
+    - A factory raises in STARTING, or an env in LIVE whose process is to be replaced (ENDING from then on). A callback
+      thread unpickles the exception. Then the phase is STOPPING, while the worker closes its envs.
+    - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
+    - The last job of a closing actor that has no process ends: `_proceed` closes the actor.
 
     Args:
         config: The settings of the actor.
@@ -94,6 +97,7 @@ class Actor(ActorBase):
         spin: Decides whether callers and the worker spin before they sleep.
         log: The log of the actor.
         restart_tracker: Decides about restarts.
+        starter: Starts the processes.
         restarts: How many restarts there were.
         restart_at: When the last backoff ends (`time.monotonic`).
         started_in: How long the last start took, in seconds; None before the first.
@@ -108,28 +112,25 @@ class Actor(ActorBase):
         self.is_closing: bool = False
         self.jobs: JobQueue = JobQueue(self)
         self.tenant: Tenant = NO_TENANT
-        self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
+        self.timers: Timers = Timers(lambda: self.runtime.loop, self.run_as_change)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
         self.loans: ChannelLoans = ChannelLoans(lambda: self.runtime.loop, self.lock)
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
         self.log: ActorLog = ActorLog(self)
         self.restart_tracker: RestartTracker = RestartTracker(config.restart)
+        self.starter: ProcessStarter = ProcessStarter(self)
         self.restarts: int = 0
         self.restart_at: float = 0.0
         self.started_in: float | None = None
-        self._use: Use | None = None
-        # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
-        self._unconfirmed: Worker | None = None
 
     def begin(self) -> None:
-        runtimes.join(self)
-        self._use = self.config.backend.use(self.config.env_vars, self.runtime)
-        self._use.open()
+        runtimes.enroll(self)
+        self.starter.open()
         if self.config.crashes is not None:
             self.config.crashes.submit = self.runtime.printer.submit
         self.proceed_soon()
 
-    def make_change(self, event: Callable[..., object], *args: object) -> None:
+    def run_as_change(self, event: Callable[..., object], *args: object) -> None:
         with self.lock, self.lock.change(self):
             event(*args)
 
@@ -222,7 +223,7 @@ class Actor(ActorBase):
                 job.actor = self
                 activity = job.activity()
                 assert activity is not None, "it has not ended"
-                raise self.lock.refuse(self.errors.closed(activity))
+                raise self.lock.refuse(self.errors.actor_closed(activity))
             self.jobs.enqueue(job)
 
     def renew(self, future: ActorFuture) -> None:
@@ -250,7 +251,7 @@ class Actor(ActorBase):
             if is_running or future.done():
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
-            end = functools.partial(self.errors.ended_because, reason=EndReason.ABORT)
+            end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
             was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
             self.jobs.failed += was_queued
             return was_queued
@@ -271,7 +272,7 @@ class Actor(ActorBase):
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
         if not self.config.backend.traits.can_kill:
-            raise self.lock.refuse(self.errors.unsupported(operation))
+            raise self.lock.refuse(self.errors.unsupported_operation(operation))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
@@ -293,9 +294,10 @@ class Actor(ActorBase):
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
         if self.is_run_by_this_thread:
-            self.make_change(self.tenant.collect_completed)  # an env before it in the process may already have stepped
+            # Rows before the one that waits may be complete, and their results are what it waits for.
+            self.run_as_change(self.tenant.collect_completed)
             if deadline is None and not future.done():
-                raise self.errors.within_envs()
+                raise self.errors.called_by_own_env()
             return
         shared = self.jobs.shared
         if shared is not None and shared.has_jobs and self.loans.current is None:
@@ -306,8 +308,8 @@ class Actor(ActorBase):
             loan = self.loans.begin(self.process.worker if is_running else None)
         if loan is None:
             return
-        # If the stack ends in here, the interrupted change can still be reported for repair: that takes less stack than
-        # `loans.begin`, which has succeeded.
+        # A RecursionError may end `on_frames` in the middle of a change. The change then still has to be reported for
+        # repair, which needs some stack, too: less than `loans.begin`, and that has just succeeded at this depth.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins
@@ -325,7 +327,7 @@ class Actor(ActorBase):
         """Receive and handle frames, unless another thread has borrowed the channel."""
         with self.lock, self.lock.change(self):
             is_current = worker is self.process.worker and not worker.at_end
-            if is_current and (self.loans.current is None or self.loans.is_mine):
+            if is_current and (self.loans.current is None or self.loans.is_borrowed_here):
                 self._handle_frames(worker, worker.receive() or [])
 
     def _check_deadlines(self) -> None:
@@ -338,7 +340,7 @@ class Actor(ActorBase):
         if judgment is Judgment.LATE:
             if self.jobs.running is not None:
                 self.jobs.running.on_late(activity)
-            self._kill_after_stacks()
+            self.end_late_process()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
@@ -351,7 +353,8 @@ class Actor(ActorBase):
         worker = self.process.worker
         if self.phase is not LIVE or worker is None:
             return None
-        # The worker claims that the results up to this call are written. If so, the next lines find all of them.
+        # The worker writes its results before it counts a call as finished. So whatever it counts now, and is not found
+        # when its results are processed after this, was never written.
         finished = worker.page.counters[FINISHED]
         # A reply beats a deadline that has passed meanwhile, as while this process was stopped (SIGSTOP).
         self._process_results()
@@ -378,23 +381,30 @@ class Actor(ActorBase):
             self._kill_in(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
 
     def on_frame(self, frame: Frame) -> None:
+        """Handle a frame. If its content is impossible, env code has written into the channel: kill the worker."""
         kind, incarnation, call_id, payload = frame
-        job = self.jobs.running
-        if kind == Kind.LOGGED:
-            self.runtime.log(functools.partial(handle_record, payload))
-        elif incarnation != self.process.incarnation:
-            self.jobs.stale += 1
-        elif kind in _REPLIES and self.phase is LIVE and job is not None and call_id == job.call_id:
-            self.spin.complete(time.monotonic())
-            self.jobs.on_reply(frame)
-        elif kind == Kind.OVERFLOW:
-            self.tenant.on_overflow(frame)
-        elif kind == Kind.PART and job is not None:
-            job.on_reply_piece(frame)
-        elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
-            self._on_start_reply(frame)
-        else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
-            self.jobs.stale += call_id != self.process.close_id
+        job, worker = self.jobs.running, self.process.worker
+        is_of_job = job is not None and call_id == job.call_id
+        try:
+            if kind == Kind.LOGGED:
+                self.runtime.log(functools.partial(handle_record, payload))
+            elif incarnation != self.process.incarnation:
+                self.jobs.stale += 1
+            elif kind in _REPLIES and self.phase is LIVE and is_of_job:
+                self.spin.complete(time.monotonic())
+                self.jobs.on_reply(frame)
+            elif kind == Kind.OVERFLOW:
+                self.tenant.on_overflow(frame)
+            elif kind == Kind.PART and job is not None and is_of_job:
+                job.on_reply_piece(frame)
+            elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
+                self._on_start_reply(frame)
+            else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
+                self.jobs.stale += call_id != self.process.close_id
+        except ChannelCorruptError as error:
+            self.jobs.running = job  # it fails with the worker
+            if worker is not None:
+                worker.kill_corrupted(f"in its channel {error}")
 
     # Messages --------------------------------------------------------------------------------------------
 
@@ -414,74 +424,17 @@ class Actor(ActorBase):
 
     def _start_next_process(self) -> None:
         """Start the next process: that of a ready standby, else a new one."""
-        self._start_process(self.process.incarnation + 1, self._take_standby(0.0))
+        self._start_process(self.process.incarnation + 1, self.starter.take_standby(0.0))
 
     def _start_process(self, incarnation: int, standby: Worker | None = None) -> None:
-        """Start a process, or take that of a standby. A new one waits until the last one has certainly ended."""
+        """Start a process, or take that of a standby."""
         self.timers.cancel("start", "kill", "backoff")  # timers of the last process
         self.phase = Phase.STARTING
-        is_adopted = standby is not None
-        self.process = ActorProcess(incarnation, standby, is_launching=not is_adopted, was_standby=is_adopted)
-        self.process.launched_at = time.monotonic()
-        if standby is not None:
-            self._adopt(standby)
-        elif self._unconfirmed is None:
-            self._submit_launch()
+        self.process = ActorProcess(incarnation, standby, was_standby=standby is not None)
+        self.starter.begin(self.process)
 
     def on_certain_end(self, worker: Worker) -> None:
-        """Launch the next process if it has waited for the certain end of this worker."""
-        with self.lock, self.lock.change(self):
-            if worker is self._unconfirmed:
-                self._unconfirmed = None
-                if self.process.is_launching:
-                    self._submit_launch()
-
-    def _submit_launch(self) -> None:
-        self.runtime.launcher.submit(self._launch, self.config.backend.traits.max_starting)
-
-    def _launch(self) -> None:
-        """Launch a worker, in the launcher's thread."""
-        config = self.config
-        worker = refusal = None
-        with self.lock, self.lock.change(self):
-            is_wanted = self.phase is Phase.STARTING
-            self.process.launched_at = time.monotonic()
-            if is_wanted and config.deadlines.start is not None:
-                self._watch_start(config.deadlines.start)
-        if is_wanted and self._use is not None:
-            try:
-                worker = self._use.start(config.name, config.memory, config.env_count)
-            except Exception as error:
-                refusal = error
-        self.make_change(self._on_launched, worker, refusal)
-
-    def _on_launched(self, worker: Worker | None, refusal: BaseException | None) -> None:
-        """Send the worker its first message, kill it if nobody needs it now, or handle the failure of its launch."""
-        process = self.process
-        process.is_launching = False
-        if worker is not None:
-            try:
-                worker.report_to(self)
-            except Exception as error:
-                worker, refusal = None, error
-        process.worker = worker
-        if worker is None:
-            self._after_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=process.end_reason))
-        elif self.phase is Phase.STARTING:
-            # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
-            key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
-            start = self.config.start._replace(attach=self.tenant.attach, authkey=key)
-            worker.send(Frame(Kind.START, process.incarnation, START_CALL_ID, dumps(tuple(start))))
-        else:
-            worker.kill()  # the actor has ended the process during its launch
-
-    def _take_standby(self, delay: float) -> Worker | None:
-        """Take the process of the first ready standby; that standby starts another one after a delay, in seconds.
-
-        Return None if none is ready, or while code of the last process may still be running.
-        """
-        standbys = self.config.standbys if self._unconfirmed is None else ()
-        return next(filter(None, (give_process(delay) for give_process in standbys)), None)
+        self.run_as_change(self.starter.on_certain_end, worker)
 
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
@@ -497,37 +450,19 @@ class Actor(ActorBase):
         self._back_off(delay)
         return worker
 
-    def _adopt(self, worker: Worker) -> None:
-        """Have the worker of a standby serve this actor."""
-        config = self.config
-        worker.report_to(self)
-        self._watch_start(_ADOPTION_GRACE)
-        message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
-        worker.send(Frame(Kind.ADOPT, self.process.incarnation, START_CALL_ID, dumps(tuple(message))))
-
-    def _watch_start(self, seconds: float) -> None:
-        """End the process if it does not start in time. The time in which it waits on its node does not count."""
-        worker = self.process.worker
-        due = max(self.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
-        if due > time.monotonic():
-            self.timers.set("start", due, functools.partial(self._watch_start, seconds))
-        elif self.phase is Phase.STARTING:
-            self._kill_after_stacks()
-
     def _on_start_reply(self, frame: Frame) -> None:
         """Handle the reply to the first message, or the news before it that another env was made."""
         process = self.process
         if frame.kind == Kind.ENV_MADE:
-            process.envs_made = load_plain(frame.payload)
+            process.envs_made = load_message(int, frame.payload)
         elif frame.kind == Kind.FAILED:
-            process.failure = Failure(*loads(frame.payload))
+            process.failure = load_message(Failure, frame.payload)
             self._close_once_read(functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)
 
     def _on_started(self, process: ActorProcess) -> None:
-        self.timers.cancel("start")
-        self.runtime.launcher.finish(self._launch)
+        self.starter.finish()
         self.phase = LIVE
         process.has_started = True
         self.started_in = time.monotonic() - process.launched_at
@@ -551,10 +486,12 @@ class Actor(ActorBase):
         self.process.record_end_reason(reason)
         self.process.kill()
         self.proceed_soon()
-        if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
-            self.runtime.loop.call_soon(self._leave_running)
+        worker = self.process.worker
+        if reason is EndReason.CLOSE and worker is not None and not self.config.backend.traits.can_kill:
+            # It may hang, so the actor closes as if the worker had ended.
+            self.runtime.loop.call_soon(functools.partial(self.on_exit, worker))
 
-    def _kill_after_stacks(self) -> None:
+    def end_late_process(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
         self.process.request_stacks()
         self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
@@ -577,7 +514,7 @@ class Actor(ActorBase):
         """
         self._kill_in(_READ_PATIENCE)
         process = self.process
-        self.runtime.callbacks.submit(lambda: self.make_change(self._close_because_of, process, read_cause()))
+        self.runtime.callbacks.submit(lambda: self.run_as_change(self._close_because_of, process, read_cause()))
 
     def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
         process.cause = cause
@@ -594,115 +531,115 @@ class Actor(ActorBase):
             for frame in worker.drain():
                 self.on_frame(frame)
             report = process.reap(worker)
-            self._unconfirmed = None if report.status.is_certain else worker
+            self.starter.record_end(worker, is_certain=report.status.is_certain)
             if process.was_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(process.incarnation)
             else:
-                self._after_exit(report)
+                self.after_exit(report)
 
-    def _leave_running(self) -> None:
-        """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
-        worker = self.process.worker
-        if worker is not None and self.phase is Phase.ENDING:
-            self.on_exit(worker)
+    def after_exit(self, report: ExitReport) -> None:
+        """Handle the end of the process, or of a launch that has failed or was withdrawn.
 
-    def _after_exit(self, report: ExitReport) -> None:
-        """Handle the exit of the process, or a launch that has failed or was withdrawn.
-
-        Collect what the process has completed, decide what comes next, end or requeue the rest, and continue.
+        1. *End the start*: no timer, launch, or deadline of the process is left, and nothing starts any more (ENDING).
+        2. *Collect*: the results that the worker has completed go to their envs. The other requests of the worker are
+           lost.
+        3. *Detach the jobs*: those that end with the process are dropped, and the rest of the running job is known.
+        4. *Decide*: the error of the exit needs that rest, and the plan needs the error. From here on,
+           `last_exit_error` is the reason why episodes were lost.
+        5. *Apply*: each unfinished request and job ends with the error, or waits for the next process.
+        6. *Continue*: the worker is gone, so another process may start. The plan is carried out.
         """
         process = self.process
         self.phase = Phase.ENDING
         process.report = report
         process.is_launching = False
-        self.runtime.launcher.finish(self._launch)
+        self.starter.finish()
         self.deadline_watch.stop()
-        self.tenant.collect_completed()
-        ended = self._plan_exit(report, self.jobs.detach_process(process))
-        if process.has_started:
-            self.last_exit_error = ended.error
-        self.log.write_exit(ended)
-        self.tenant.on_exit(ended)
-        self.jobs.on_exit(ended)
-        process.worker = None
-        self._carry_out(ended)
 
-    def _plan_exit(self, report: ExitReport, remainder: Remainder) -> ProcessExit:
+        self.tenant.collect_completed()
+
+        self.jobs.drop_with_process()
+        uncompleted = Uncompleted() if self.jobs.running is None else self.jobs.running.find_uncompleted(process)
+
+        process_exit = self._plan_exit(report, uncompleted)
+        if process.has_started:
+            self.last_exit_error = process_exit.error
+        self.log.write_exit(process_exit)
+
+        self.tenant.on_exit(process_exit)
+        self.jobs.on_exit(process_exit)
+
+        process.worker = None
+        self._carry_out(process_exit)
+
+    def _plan_exit(self, report: ExitReport, uncompleted: Uncompleted) -> ProcessExit:
         """Make the error of an exit, and decide what comes next, given what the process has not completed."""
-        process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, remainder.culprit
-        error = self.errors.exit_error(culprit, process, report)
+        process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, uncompleted.culprit
+        error = self.errors.process_ended(culprit, process, report)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = crashes.report(error, find_inputs, process.failure)
-        # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
+        # A closing actor still runs the calls that were queued before the close. If a renewal is among them, as here,
+        # those behind it run in the next process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
         is_first = process.incarnation == 0 or self.config.is_on_demand
-        plan = Plan(Next.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
-        return ProcessExit(process, report, job, remainder, error, plan)
+        plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
+        return ProcessExit(process, report, job, uncompleted, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------
 
     def proceed_soon(self) -> None:
         """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
-        self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
+        self.runtime.loop.call_soon(functools.partial(self.run_as_change, self._proceed))
 
     def _proceed(self) -> None:
-        """Continue in the loop: start jobs or a process, withdraw a launch, fail jobs, or close the actor."""
-        process = self.process
-        needs_process = not self.is_closing or self.jobs.has_jobs_before_close
-        match self.phase:
-            case Phase.ASLEEP | Phase.NEW | Phase.BACKOFF if not needs_process:
-                self._close()
-            case Phase.NEW:
-                self._start_process(process.incarnation)
-            case Phase.STARTING if needs_process:
-                pass  # the launch or the worker leads on
-            case Phase.STARTING | Phase.STOPPING | Phase.ENDING if process.is_launching:
-                self._withdraw_launch()
-            case Phase.LIVE | Phase.STOPPING | Phase.ENDING if process.worker is not None:
-                self.jobs.dispatch()  # starts jobs in LIVE only; in the other two, `on_exit` leads on
-            case Phase.ENDING | Phase.DEAD if self.is_closing:
-                self._close()
-            case Phase.ENDING:  # without a process
-                self.jobs.fail_renewal(functools.partial(self.errors.ended_because, reason=process.end_reason))
-                self._start_next_process()
-            case Phase.DEAD:
-                self._fail_jobs_of_dead()
-            case Phase.CLOSED:
-                self.jobs.fail_all(self.errors.closed)
-
-    def _withdraw_launch(self) -> None:
-        """Treat a launch that nobody needs any more as an exit; if it has begun, `_on_launched` leads on.
-
-        While the end of the last worker is not certain, no launch was submitted, so none has begun.
-        """
-        if self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch):
-            self._after_exit(ExitReport(reason=self.process.end_reason))
-
-    def _carry_out(self, ended: ProcessExit) -> None:
-        """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
-        chosen, delay = ended.plan
-        if chosen is Next.START:
+        """Continue in the loop. The next action depends first on whether there is a worker, a launch, or neither."""
+        phase, has_work = self.phase, not self.is_closing or self.jobs.has_jobs_before_close
+        if self.process.worker is not None:
+            self.jobs.dispatch()  # in LIVE only; otherwise a reply or the exit of the worker leads on
+        elif self.process.is_launching:
+            is_needed = phase is Phase.STARTING and has_work
+            if not is_needed and self.starter.withdraw():
+                self.after_exit(ExitReport(reason=self.process.end_reason))
+        elif phase is Phase.CLOSED:
+            self.jobs.fail_all(self.errors.actor_closed)
+        elif not has_work or (self.is_closing and phase in (Phase.ENDING, Phase.DEAD)):
+            self._close()
+        elif phase is Phase.NEW:
+            self._start_process(self.process.incarnation)
+        elif phase is Phase.BACKOFF and self.jobs.try_begin_renewal():
             self._start_next_process()
-        elif chosen is Next.RESTART:
+        elif phase is Phase.ENDING:
+            self.jobs.fail_renewal(functools.partial(self.errors.not_run, reason=self.process.end_reason))
+            self._start_next_process()
+        elif phase is Phase.DEAD:
+            self._fail_jobs_of_dead()
+
+    def _carry_out(self, process_exit: ProcessExit) -> None:
+        """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
+        chosen, delay = process_exit.plan
+        if chosen is AfterExit.START:
+            self._start_next_process()
+        elif chosen is AfterExit.RESTART:
             # The standby waits for the delay in place of the actor, so that processes start no more often.
-            standby = self._take_standby(delay) if ended.process.has_started else None
+            standby = self.starter.take_standby(delay) if process_exit.process.has_started else None
             if standby is not None:
                 self.restarts += 1
-                self._start_process(ended.process.incarnation + 1, standby)
+                self._start_process(process_exit.process.incarnation + 1, standby)
             else:
                 self._back_off(delay)
                 if delay > 0:
                     self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
-        elif chosen is Next.DIE:
+        elif chosen is AfterExit.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
-                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker))
+                self.log.write_end_of_standby(self.errors.restarts_exhausted(self.restart_tracker))
             self._fail_jobs_of_dead()
         else:
-            report = ended.report if ended.reason is None else ended.report._replace(reason=EndReason.CLOSE)
-            self.jobs.fail_all(functools.partial(self.errors.ended, report=report))
+            reason = None if process_exit.reason is None else EndReason.CLOSE
+            report = process_exit.report._replace(reason=reason)
+            self.jobs.fail_all(functools.partial(self.errors.exit_during, report=report))
             self._close()
 
     def _back_off(self, delay: float) -> None:
@@ -719,24 +656,22 @@ class Actor(ActorBase):
 
     def _fail_jobs_of_dead(self) -> None:
         """Fail the jobs of a dead actor, up to a renewal, which starts a process."""
-        final = self.errors.exhausted(self.restart_tracker)
-        if self.jobs.fail_all(functools.partial(self.errors.after_last, final=final), may_renew=True):
+        final = self.errors.restarts_exhausted(self.restart_tracker)
+        if self.jobs.fail_all(functools.partial(self.errors.actor_dead, final=final), may_renew=True):
             self._start_next_process()
 
     def _close(self) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
         self.phase = Phase.CLOSED
         self.process.worker = None
-        self.jobs.fail_all(functools.partial(self.errors.ended_because, reason=EndReason.CLOSE))
+        self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
         self.timers.cancel()
         self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)
 
     def _release(self) -> None:
-        """Free the backend, which may take long, and leave the runtime."""
-        if self._use is not None:
-            with contextlib.suppress(OSError):
-                self._use.close()
+        """Leave the backend and the runtime, in a thread where that may take long."""
+        self.starter.close()
         self.runtime.leave(self)
         self.closed.open()
 
@@ -750,19 +685,17 @@ class Actor(ActorBase):
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
             text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
-            error_of = functools.partial(self.errors.ended_because, reason=reason)
+            error_of = functools.partial(self.errors.not_run, reason=reason)
         else:
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
-            error_of = functools.partial(self.errors.broken, bug=bug)
+            error_of = functools.partial(self.errors.closed_by_bug, bug=bug)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
-        if self.phase not in (Phase.ASLEEP, Phase.DEAD, Phase.CLOSED):
-            self.phase = Phase.ENDING  # the process runs nothing more, also of what the lines below queue
+        if self.phase not in (Phase.ASLEEP, Phase.DEAD):
+            self.kill_and_proceed(reason)  # from here on, the process runs nothing that the repair queues
         self.jobs.repair(error_of, fails_all=bug is not None)
         self.tenant.repair(error_of)
-        if self.phase in (Phase.ASLEEP, Phase.DEAD) and bug is None:
-            self.proceed_soon()
-        elif bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
+        if bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
             self._close()  # the exit was handled already, perhaps by the code with the bug
         else:
-            self.kill_and_proceed(reason)
+            self.proceed_soon()

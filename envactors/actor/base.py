@@ -71,7 +71,10 @@ class ActorBase(ABC):
     @property
     @abstractmethod
     def is_idle(self) -> bool:
-        """Whether it runs nothing, and no rows whose results the vector has delivered are left. Takes no lock."""
+        """Whether it runs nothing and nothing waits. Takes no lock.
+
+        Rows count as running until the worker is known to have ended their step, even if their results were delivered.
+        """
 
     @property
     def is_asleep(self) -> bool:
@@ -176,7 +179,7 @@ class ActorBase(ABC):
         """
 
     @abstractmethod
-    def make_change(self, event: Callable[..., object], *args: object) -> None:
+    def run_as_change(self, event: Callable[..., object], *args: object) -> None:
         """Run an event under the lock; if the actor has processes, as a change of it."""
 
     @abstractmethod

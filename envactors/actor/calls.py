@@ -17,7 +17,7 @@ from envactors.crashes.inputs import Inputs
 from envactors.mailbox import messages
 from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.mailbox.messages import Failure, Frame, Kind
-from envactors.mailbox.pickling import load_plain, loads
+from envactors.mailbox.pickling import load_message, loads
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,7 +33,7 @@ class Call(Job):
         retries: How many crashes and missed deadlines it survives.
         payload: Its message, pickled.
         incarnation: The index of the only process that may run it; None for any.
-        take_reply: Called with the reply, under the lock, before the future has it; None for nothing.
+        before_outcome: Called with the reply under the lock, just before the future gets its outcome; or None.
     """
 
     actor: Actor = dataclasses.field(init=False, repr=False)
@@ -45,18 +45,20 @@ class Call(Job):
     retries: int = 0
     payload: bytes | bytearray = b""
     incarnation: int | None = None
-    take_reply: Callable[[Frame], object] | None = None
+    before_outcome: Callable[[Frame], object] | None = None
 
     @property
     def needs_permit(self) -> bool:  # type: ignore[override] # nobody sets it
-        """Whether it steps or resets the env, as methods of adapters with the prefix do, too."""
+        """Whether it steps or resets the env: itself, or through an adapter, whose methods have a prefix."""
         return self.kind == Kind.CALL and self.method.removeprefix("envactors_") in ("step", "reset")
 
     def start(self) -> Job | None:
         """Send the message."""
         actor = self.actor
         if self.incarnation not in (None, actor.process.incarnation):
-            self.fail(lambda activity: actor.errors.lost_process(activity, self.incarnation, actor.last_exit_error))
+            self.call_id, self.started_at = 0, 0.0
+            self.fail(lambda activity: actor.errors.process_gone(activity, self.incarnation, actor.last_exit_error))
+            actor.jobs.failed += 1
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)
@@ -75,12 +77,12 @@ class Call(Job):
         recording.recorder.on_span(actor, self.method, self.started_at)
         outcome: Outcome = actor.errors.outcome(self.activity(), frame, actor.pid)
         if actor.config.crashes is not None and frame.kind == Kind.FAILED and self.kind == Kind.CALL:
-            failure, find_inputs = Failure(*loads(frame.payload)), functools.partial(self.inputs, self.activity())
+            failure, find_inputs = load_message(Failure, frame.payload), functools.partial(self.inputs, self.activity())
             place = self.activity(), frame.incarnation, actor.pid
             outcome = actor.config.crashes.name(outcome, failure, find_inputs, *place)
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
-        if self.take_reply is not None:
-            self.take_reply(frame)
+        if self.before_outcome is not None:
+            self.before_outcome(frame)
         self.future.set_outcome(outcome)
         return True
 
@@ -88,13 +90,13 @@ class Call(Job):
         """Return the call, and the requests before it as far as they are known."""
         return self.actor.tenant.inputs_of_call(culprit.env, (self.kind, bytes(self.payload)))
 
-    def after_exit(self, ended: ProcessExit) -> bool:
+    def after_exit(self, process_exit: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""
-        has_begun = ended.culprit is not None
-        survives = not has_begun or (self.retries > 0 and ended.allows_retry)
+        has_begun = process_exit.culprit is not None
+        survives = not has_begun or (self.retries > 0 and process_exit.allows_retry)
         if not survives:
-            self.future.set_exception(ended.error)
-        elif has_begun and ended.reason is not EndReason.HELPER_LOST:
+            self.future.set_exception(process_exit.error)
+        elif has_begun and process_exit.reason is not EndReason.HELPER_LOST:
             self.retries -= 1
         return not survives
 
@@ -147,5 +149,5 @@ class Replay(Job):
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""
         self.actor.jobs.record_replay(time.monotonic() - self.started_at)
-        self._on_end(frame.kind != Kind.FAILED and load_plain(frame.payload) is True)
+        self._on_end(frame.kind != Kind.FAILED and load_message(bool, frame.payload))
         return True

@@ -4,7 +4,7 @@ An exception from a signal handler, an asynchronous exception, or a RecursionErr
 point. Nobody tries to prevent or to undo that. Instead:
 
 1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short
-   and runs no code of users. It raises nothing itself, except to refuse something while the invariant holds
+   and runs no code of users. It raises nothing, except bugs, and refusals at a point where the invariant holds
    (`ChangeLock.refuse`). Waiting, pickling, and copying happen outside.
 2. Between changes, the state satisfies an invariant. For an actor, see `envactors.actor.job_queue.JobQueue` and
    `envactors.actor.actor.Actor`; for an env, see `envactors.vector.table.EnvTable`.
@@ -12,8 +12,13 @@ point. Nobody tries to prevent or to undo that. Instead:
    from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So an interrupt
    may come between any two statements of a change.
 
+State that the invariant does not mention is changed under the lock alone, without a change: the loan of a channel,
+which its timer ends whatever happens, the recording of times, the parameters of policies, and the buffers of
+trajectories.
+
 Only exceptions in threads that run code of users are interrupts. In the other threads of this library, an exception is
-a bug of the library, which another process would meet again: the repair then closes the actors with it.
+a bug of the library, which another process would meet again: the repair then closes the actors with it. An exception in
+the repair itself is such a bug, too. If the repair that closes an actor raises again, it is not made a third time.
 
 An exception while a thread waits does no harm, since waiting changes nothing.
 """
@@ -131,9 +136,9 @@ class ChangeLock(RLock):
                 "state: let the handler set a flag, and use the actor after it"
             )
         self._frame = sys._getframe()
-        for actor in dict.fromkeys(self._changing):
-            actor.repair(self._bug)
-        self._changing, self._frame, self._bug = (), None, None
+        with self._scope:
+            for actor in dict.fromkeys(self._changing):
+                actor.repair(self._bug)
 
     def is_held_here(self) -> bool:
         """Return whether the calling thread holds the lock."""
@@ -151,7 +156,7 @@ class ChangeLock(RLock):
 
 
 class _Scope:
-    """The context of a change."""
+    """The context of a change, or of the repair of one."""
 
     __slots__ = ("_lock",)
 
@@ -162,11 +167,11 @@ class _Scope:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        lock = self._lock
-        if kind is None:
-            lock._changing, lock._frame = (), None
+        lock, is_bug = self._lock, error is not None and runs_library_code_only()
+        if kind is None or (is_bug and lock._bug is not None):  # the repair after a bug is not made again
+            lock._changing, lock._frame, lock._bug = (), None, None
         elif lock._changing:
             lock._frame = None
-            lock._bug = error if runs_library_code_only() else None
+            lock._bug = error if is_bug else lock._bug
             # Other threads may wait for a result that only the repair provides.
             lock._changing[0].runtime.loop.call_soon(lock.repair_if_interrupted)

@@ -36,39 +36,33 @@ class ErrorFactory:
         self._config = config
         self._find_incarnation = find_incarnation
 
-    def unpicklable(self, activity: Activity, cause: Exception) -> ActorError:
+    # Refused before it was sent ------------------------------------------------------------------------
+
+    def unpicklable_arguments(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of arguments that could not be sent."""
         who, where = self._locate(activity)
         text = f"{self._sent_for(activity.method)} for {who} cannot be pickled: {safe_repr(cause)}"
         return _caused(errors.SerializationError(text, **where), cause)
 
-    def _sent_for(self, call: str) -> str:
-        """Return what travels to the worker for a call."""
-        return f"{call} or its arguments" if self._config.is_executor else f"the arguments of {call}"
-
-    def closed(self, activity: Activity) -> ActorError:
+    def actor_closed(self, activity: Activity) -> ActorError:
         """Return the error of a call after the actor was closed."""
         who, where = self._locate(activity)
         return errors.ActorClosedError(f"cannot run {activity.method}: {who} is closed", **where)
 
-    def broken(self, activity: Activity, bug: BaseException) -> ActorError:
-        """Return the error of a call whose actor was closed by an error of this library."""
-        who, where = self._locate(activity)
-        text = f"{activity.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
-        return _caused(errors.ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
-
-    def within_envs(self) -> RuntimeError:
+    def called_by_own_env(self) -> RuntimeError:
         """Return the error of env code that waits for its own actor, which would never end."""
         return RuntimeError(
             f"code of an env of actor {self._config.name!r} waits for a request of the same actor, which can only run "
             "after that code: call the other env directly, or wait outside of the envs"
         )
 
-    def unsupported(self, operation: str) -> ActorError:
+    def unsupported_operation(self, operation: str) -> ActorError:
         """Return the error of an operation that the backend does not support."""
         who, where = self._locate()
         text = f"{who} lives in {self._config.backend!r}, which cannot {operation}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
+
+    # The worker has replied, and the reply is an error or cannot be read -------------------------------
 
     def outcome(self, activity: Activity, frame: Frame, pid: int | None) -> LazyOutcome:
         """Return the outcome of a call, whose reply is not read yet."""
@@ -82,16 +76,6 @@ class ErrorFactory:
         if error is not None:
             return None, self.unreadable(activity, frame.incarnation, pid, error)
         return (None, self.raised(activity, frame.incarnation, pid, content)) if has_failed else (content, None)
-
-    def unreadable(self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
-        """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""
-        who, where = self._locate(activity, incarnation, pid)
-        lines = "".join(safe_traceback(cause)).rstrip()
-        text = (
-            f"the result of {activity.method} cannot be unpickled, {who}{_elapsed(where)}: {safe_repr(cause)}\n{lines}"
-        )
-        # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
-        return _caused(errors.SerializationError(text, **where), cause.with_traceback(None))
 
     def raised(self, activity: Activity, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
         """Return the exception that a call ended with in the worker. Unpickles it, so not under the lock."""
@@ -110,19 +94,56 @@ class ErrorFactory:
         text = f"{problem}, {who}{_elapsed(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(errors.SerializationError(text, **where), cause)
 
-    def out_of_memory(self, activity: Activity, cause: Exception) -> ActorError:
+    def unreadable(self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
+        """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""
+        who, where = self._locate(activity, incarnation, pid)
+        lines = "".join(safe_traceback(cause)).rstrip()
+        text = (
+            f"the result of {activity.method} cannot be unpickled, {who}{_elapsed(where)}: {safe_repr(cause)}\n{lines}"
+        )
+        # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
+        return _caused(errors.SerializationError(text, **where), cause.with_traceback(None))
+
+    def no_memory_for_results(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of a step whose results have no room."""
         who, where = self._locate(activity)
         text = f"there is too little shared memory for the results of {activity.method}, {who}: {cause}"
         return _caused(ActorError(text, **where), cause)
 
-    def exit_error(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
-        """Return the error that says how the current process has ended, or why it could not be started."""
+    # Its process has ended -----------------------------------------------------------------------------
+
+    def process_ended(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
+        """Return the error of an exit: how the process has ended, or why it has not started."""
         if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
             return process.cause
-        return self.ended(culprit, report) if process.has_started else self.start_error(process, report)
+        return self.exit_during(culprit, report) if process.has_started else self.start_failed(process, report)
 
-    def start_error(self, process: ActorProcess, report: ExitReport) -> ActorError:
+    def exit_during(self, activity: Activity | None, report: ExitReport, incarnation: int | None = None) -> ActorError:
+        """Return the error of a process that has ended during an activity, before it, or while idle (None)."""
+        aborted = not is_crash(report.reason) and report.reason is not EndReason.HELPER_LOST
+        who, where = self._locate(activity, incarnation, report.pid)
+        if activity is None:
+            running = "while idle"
+        elif activity.started_at == 0.0:
+            running = f"before {activity.method}{_call_id(activity)} could run"
+        else:
+            running = f"in {activity.method}{_call_id(activity)}{_elapsed(where)}"
+        running += _evidence(report)
+        if report.reason is EndReason.TIMEOUT and activity is not None:
+            text = f"{who} passed its deadline of {activity.deadline} s {running}"
+            return _timeout_error(text, activity.deadline, report, where)
+        was_killed = aborted and report.status.loss is None and not report.corruption
+        how = "was ended on purpose" if was_killed else _describe_end(report)
+        if report.reason is EndReason.INTERRUPT:
+            how = "was replaced, since an exception interrupted the caller in the middle of a change,"
+        elif report.reason is EndReason.DISCARD:
+            how = "was replaced, since an env had raised,"
+        text = f"{who} {how} {running}"
+        if report.status.loss is not None:
+            return errors.NodeLostError(text, **report.status.loss._asdict(), **_end_fields(report), **where)
+        return errors.ActorDiedError(text, aborted=aborted, **_end_fields(report), **where)
+
+    def start_failed(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
         activity = Activity("", self._config.first_index + process.envs_made, started_at=process.launched_at)
         who, where = self._locate(activity, process.incarnation, report.pid)
@@ -151,52 +172,16 @@ class ErrorFactory:
         begun = "its initializer had returned" if self._config.is_executor else "its env was made"
         return f"{who} {_describe_end(report)}{after} before {begun}"
 
-    def ended_because(self, activity: Activity, reason: EndReason | None, incarnation: int | None = None) -> ActorError:
-        """Return the error of an activity that its process could not begin, since that was ended for a reason."""
-        return self.ended(activity, ExitReport(reason=reason), incarnation)
-
-    def ended(self, activity: Activity | None, report: ExitReport, incarnation: int | None = None) -> ActorError:
-        """Return the error of a process that has ended, at work or while idle (None)."""
-        aborted = not is_crash(report.reason) and report.reason is not EndReason.HELPER_LOST
-        who, where = self._locate(activity, incarnation, report.pid)
-        if activity is None:
-            running = "while idle"
-        elif activity.started_at == 0.0:
-            running = f"before {activity.method}{_call_id(activity)} could run"
-        else:
-            running = f"in {activity.method}{_call_id(activity)}{_elapsed(where)}"
-        running += _evidence(report)
-        if report.reason is EndReason.TIMEOUT and activity is not None:
-            text = f"{who} passed its deadline of {activity.deadline} s {running}"
-            return _timeout_error(text, activity.deadline, report, where)
-        was_killed = aborted and report.status.loss is None and not report.corruption
-        how = "was ended on purpose" if was_killed else _describe_end(report)
-        if report.reason is EndReason.INTERRUPT:
-            how = "was replaced, since an exception interrupted the caller in the middle of a change,"
-        elif report.reason is EndReason.DISCARD:
-            how = "was replaced, since an env had raised,"
-        text = f"{who} {how} {running}"
-        if report.status.loss is not None:
-            return errors.NodeLostError(text, **report.status.loss._asdict(), **_end_fields(report), **where)
-        return errors.ActorDiedError(text, aborted=aborted, **_end_fields(report), **where)
-
-    def discarded(
+    def process_discarded(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
     ) -> ActorError:
-        """Return the error of a process that was ended because an env raised; ``text`` describes the cause."""
+        """Return the error of a process that is replaced because an env raised; ``text`` describes the cause."""
         who, where = self._locate(activity, incarnation, pid)
         text = f"{who} was replaced since {activity.method} raised {text}"
         return _caused(errors.ActorDiedError(text, aborted=True, **where), cause)
 
-    def poison(self, crash: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
-        """Return the error of a second process that ended at the same point of the same inputs."""
-        error = copy_error(crash)
-        error.args = (f"the same inputs have ended two processes and are not tried again (see .inputs): {crash}",)
-        error.read_inputs = inputs
-        return error
-
-    def not_begun(self, activity: Activity, crash: ActorError) -> ActorError:
-        """Return the error of a step whose process ended for another reason before the step had a result."""
+    def unblamed(self, activity: Activity, crash: ActorError) -> ActorError:
+        """Return the error of a step that had no result when its process ended, and that the exit is not blamed on."""
         _, where = self._locate(activity, crash.incarnation or 0, crash.pid)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         text = (
@@ -208,12 +193,31 @@ class ErrorFactory:
         ending = {name: value for name, value in vars(crash).items() if name in names}
         return _caused(kind(text, bundle=crash.bundle, **ending, **where), copy_error(crash))
 
-    def lost_process(self, activity: Activity, incarnation: int | None, crash: ActorError | None) -> ActorError:
-        """Return the error of a call that only an earlier process could run, given the error of the last exit."""
-        return self.ended_because(activity, EndReason.ABORT, incarnation) if crash is None else copy_error(crash)
+    def poison_inputs(self, crash: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
+        """Return the error of a step whose inputs have ended two processes."""
+        error = copy_error(crash)
+        error.args = (f"the same inputs have ended two processes and are not tried again (see .inputs): {crash}",)
+        error.read_inputs = inputs
+        return error
 
-    def exhausted(self, tracker: RestartTracker) -> ActorError:
-        """Return the error of every call after the last process that the restart policy allows."""
+    # No process will run it ----------------------------------------------------------------------------
+
+    def not_run(self, activity: Activity, reason: EndReason | None, incarnation: int | None = None) -> ActorError:
+        """Return the error of an activity that waited for a process, until the parent ended that for a reason."""
+        return self.exit_during(activity, ExitReport(reason=reason), incarnation)
+
+    def process_gone(self, activity: Activity, incarnation: int | None, crash: ActorError | None) -> ActorError:
+        """Return the error of a call that only an earlier process may run, given the error of the last exit."""
+        return self.not_run(activity, EndReason.ABORT, incarnation) if crash is None else copy_error(crash)
+
+    def closed_by_bug(self, activity: Activity, bug: BaseException) -> ActorError:
+        """Return the error of a call whose actor was closed by an error of this library."""
+        who, where = self._locate(activity)
+        text = f"{activity.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
+        return _caused(errors.ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
+
+    def restarts_exhausted(self, tracker: RestartTracker) -> ActorError:
+        """Return the error of a dead actor: the restart policy allows no more processes, or none can be started."""
         policy, crashes, failed_starts = self._config.restart, tracker.errors, tracker.failed_starts
         last = crashes[-1]
         # No restart was tried, or none can help.
@@ -221,7 +225,7 @@ class ErrorFactory:
         if is_final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._locate(pid=last.pid)
-        limit = "max_lifetime_restarts" if len(crashes) > policy.max_lifetime_restarts else "max_restarts"
+        limit, _ = tracker.nearest_limit()
         reached = f"{limit}={getattr(policy, limit)}" + (f", window={policy.window}" if limit == "max_restarts" else "")
         text = (
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
@@ -235,13 +239,19 @@ class ErrorFactory:
         causes = [copy_error(crash) for crash in crashes]
         return _caused(errors.RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)
 
-    def after_last(self, activity: Activity, final: ActorError) -> ActorError:
-        """Return the error of a call to a dead actor, given the error of its last process."""
+    def actor_dead(self, activity: Activity, final: ActorError) -> ActorError:
+        """Return the error of a call to a dead actor, given its `restarts_exhausted`."""
         error = copy_error(final)
         if isinstance(error, errors.RestartsExhaustedError):
             error.index, error.method, error.call_id = activity.env, activity.method, activity.call_id
             error.args = (f"{activity.method} of env {activity.env}{_call_id(activity)} cannot run: {final}",)
         return error
+
+    # Texts ---------------------------------------------------------------------------------------------
+
+    def _sent_for(self, call: str) -> str:
+        """Return what travels to the worker for a call."""
+        return f"{call} or its arguments" if self._config.is_executor else f"the arguments of {call}"
 
     def _locate(
         self, activity: Activity | None = None, incarnation: int | None = None, pid: int | None = None

@@ -1,9 +1,23 @@
 """What follows from the exit of a process: facts, pure decisions, and the count of restarts.
 
-closing ............................ every request fails, and the actor is closed; calls behind a renewal still run
-renewed, aborted, or interrupted ... the next process starts at once, and does not count as a restart
-its helper was lost ................ the same, but the running call uses no retry, and fails only if it has none
-all else ........................... counts as a restart; the running call fails, or runs again if it has retries
+For each reason why a process has ended, the table tells whether another one comes, and how the running call continues.
+A call that had not begun runs in the next process, if one comes.
+
+===============================  ===================================================  ==================================
+reason                           next process                                         running call
+===============================  ===================================================  ==================================
+closing                          none, and the actor is closed; after a renewal, one  fails
+                                 for the calls that were queued before the close
+renewal, abort, interrupt        at once, not counted as a restart                    fails
+its helper process was lost      at once, not counted as a restart                    runs again if it has retries, and
+                                                                                      keeps all of them
+an env raised (``DISCARD``)      counted as a restart, after the backoff              has got the exception
+crash, deadline                  counted as a restart, after the backoff              runs again if it has retries, and
+                                                                                      uses up one of them; else fails
+===============================  ===================================================  ==================================
+
+An exit is not counted either if the user has killed or renewed the process while it was about to end for another
+reason. If the restart policy allows no more restarts, no process follows one that counts, and the actor is dead.
 """
 
 from __future__ import annotations
@@ -22,8 +36,8 @@ from envactors.options import RestartPolicy
 MOST_FAILED_STARTS: Final = 10
 
 
-class Next(enum.Enum):
-    """What the actor does next."""
+class AfterExit(enum.Enum):
+    """What the actor does after the exit of its process."""
 
     CLOSE = enum.auto()
     START = enum.auto()  # start another process at once, without counting it
@@ -32,15 +46,15 @@ class Next(enum.Enum):
 
 
 class Plan(NamedTuple):
-    """What the actor does next, and the delay of a restart, in seconds."""
+    """What the actor does after an exit, and the delay of a restart, in seconds."""
 
-    next: Next
+    action: AfterExit
     delay: float = 0.0
 
     @property
     def starts_another(self) -> bool:
         """Whether another process comes."""
-        return self.next in (Next.START, Next.RESTART)
+        return self.action in (AfterExit.START, AfterExit.RESTART)
 
 
 def lacks_backoff(policy: RestartPolicy, failed_starts: int) -> bool:
@@ -87,14 +101,27 @@ class RestartTracker:
 
     @property
     def errors(self) -> list[ActorError]:
-        """The errors of the crashes, oldest first."""
-        return [error for _, error, _ in self._crashes]
+        """The errors of the crashes that the limit counts which allows the fewest further restarts, oldest first."""
+        _, since = self.nearest_limit()
+        return [error for when, error, _ in self._crashes if when >= since]
+
+    def nearest_limit(self) -> tuple[str, float]:
+        """Return the limit that allows the fewest further restarts, and since when it counts them."""
+        since = self._crashes[-1][0] - self._policy.window
+        left = self._policy.max_restarts - len(self._granted(since))
+        is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
+        return ("max_lifetime_restarts", -math.inf) if is_lifetime else ("max_restarts", since)
+
+    def _granted(self, since: float) -> list[float]:
+        """Return when restarts were granted since a time (`time.monotonic`), oldest first."""
+        return [when for when, _, is_granted in self._crashes if is_granted and when >= since]
 
     def describe(self, delay: float) -> str:
         """Return which restart of how many the last granted one is, and when it comes."""
-        number = sum(is_granted for _, _, is_granted in self._crashes)
-        limit = min(self._policy.max_restarts, self._policy.max_lifetime_restarts)
-        return f"restart {number}{'' if limit == math.inf else f' of {limit:g}'} in {delay:.1f} s"
+        name, since = self.nearest_limit()
+        limit = getattr(self._policy, name)
+        of_how_many = "" if limit == math.inf else f" of {limit:g}"
+        return f"restart {len(self._granted(since))}{of_how_many} in {delay:.1f} s"
 
     def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
         """Decide whether and when another process replaces an ended one; count the exit if it is a crash.
@@ -105,11 +132,11 @@ class RestartTracker:
             is_first: Whether no earlier process of the actor has shown that its factories can succeed.
         """
         if process.is_uncounted:
-            return Plan(Next.START)
+            return Plan(AfterExit.START)
         now = time.monotonic()
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
-        granted = [when for when, _, is_granted in self._crashes if is_granted]
+        granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
         # If no process can be started, or the first one had no place or could not make its envs, the policy has no say.
         report = process.report or ExitReport()
@@ -119,4 +146,4 @@ class RestartTracker:
         # be garbage-collected.
         self.last = copy_error(error)
         self._crashes.append((now, self.last, delay is not None))
-        return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
+        return Plan(AfterExit.DIE) if delay is None else Plan(AfterExit.RESTART, delay)

@@ -63,17 +63,21 @@ class Owner(Protocol):
 class _Condition(RLock):
     """The lock that `concurrent.futures.wait` and `as_completed` hold while they look at the state of a future.
 
-    A future ends without this lock, since an interrupt may have left it held. The state that is visible under the lock
-    changes only when it is acquired. So each waiter has either seen that the future has ended, or is notified of it.
+    These functions look at the state of the future, and add a waiter if it has not ended. A thread that ends a future
+    would have to take the lock, so that no waiter is added in between and never notified. But an interrupt may have
+    left the lock held, and that thread must not block. So it only writes `state`. Waiters see `visible_state`, which
+    catches up when the lock is acquired: those that have seen the end need no notification, and those that were added
+    before are in `unnotified` from then on.
 
     Args:
         waiters: The waiters of the future, which these functions add under the lock.
 
     Attributes:
-        state: The state of the future.
-        visible_state: The state as it was when the lock was last acquired.
-        unnotified: The waiters that were added before the end was visible, and must be notified.
-        was_acquired: Whether there may be waiters.
+        state: The state of the future. Its owner writes it, without this lock.
+        visible_state: The state as it was when the lock was last acquired. The thread that holds the lock writes it.
+        unnotified: The waiters that were added before the end was visible. The thread that holds the lock writes them,
+            and a callback thread notifies and removes them.
+        was_acquired: Whether there may be waiters. Each thread that acquires the lock sets it.
     """
 
     __slots__ = ("_waiters", "state", "unnotified", "visible_state", "was_acquired")
@@ -87,12 +91,17 @@ class _Condition(RLock):
         self.was_acquired: bool = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock, and make the current state visible. A ``with`` statement does the first only."""
-        self.was_acquired = True  # before the state is read, which is written before this is
-        is_mine = super().acquire(blocking, timeout)
-        if is_mine:
+        """Acquire the lock, and make the current state visible.
+
+        `concurrent.futures` calls this method. The base class's ``with`` statement does not, and shows no state.
+        """
+        # First of all: the owner writes the state and then reads this. So it notices this waiter, or the waiter
+        # notices the end.
+        self.was_acquired = True
+        is_acquired = super().acquire(blocking, timeout)
+        if is_acquired:
             self.show_state()
-        return is_mine
+        return is_acquired
 
     def show_state(self) -> None:
         """Make the current state visible. The lock must be held, unless an interrupt has left it to another thread."""
@@ -107,15 +116,16 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     A timeout ends the wait, never the call. Callbacks run in a thread of this library, where they may wait for other
     calls.
 
-    Only the owner of the future changes its state, under the owner's lock. The condition of the base class serves
-    `concurrent.futures.wait` and `concurrent.futures.as_completed` alone.
+    One thread at a time changes its state: the one that makes the call until the owner has it, then the owner, under
+    its lock if it has processes. The condition of the base class serves `concurrent.futures.wait` and
+    `concurrent.futures.as_completed` alone.
 
     Args:
         owner: The actor that runs the call.
         keep_alive: An object to hold until the call has ended: an actor lives while one of its futures is unfinished.
     """
 
-    # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_others`.
+    # Whether a thread that waits is woken before the loop waits for events; see `Loop.defer_wakeup`.
     _is_urgent = True
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
@@ -166,6 +176,13 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """Return the exception that the call ended with, or None if it has a result. Wait like `result`."""
         self._wait(timeout, "exception(timeout=...)")
         return self._exception
+
+    def _get_snapshot(self) -> tuple[bool, bool, R | None, BaseException | None]:
+        """Return whether it is done, whether it was canceled, the result, and the exception; for asyncio since 3.15."""
+        if self._condition.state != _FINISHED:
+            return self.done(), self.cancelled(), None, None
+        error = self.exception()
+        return True, False, self._result, error
 
     def done(self) -> bool:
         """Return whether the call has ended, or was canceled."""
@@ -282,7 +299,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._keep_alive = None
         if self._ended.mark_open() or self._condition.was_acquired or self._done_callbacks:
-            self.owner.runtime.loop.wake_others(self._wake_others, is_urgent=self._is_urgent)
+            self.owner.runtime.loop.defer_wakeup(self._wake_others, is_urgent=self._is_urgent)
 
     def _wake_others(self) -> None:
         self._ended.open()
@@ -292,7 +309,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def _notify_others(self) -> None:
         """Run callbacks, and wake the waiters of `concurrent.futures`."""
         # Waiters hold the lock only for a moment, unless an interrupt has kept one from releasing it.
-        is_mine = self._condition.acquire(timeout=_LOCK_PATIENCE)
+        is_acquired = self._condition.acquire(timeout=_LOCK_PATIENCE)
         self._condition.show_state()
         while self._condition.unnotified:
             waiter = self._condition.unnotified.pop()
@@ -303,7 +320,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
                 waiter.add_exception(self)
             else:
                 waiter.add_result(self)
-        if is_mine:
+        if is_acquired:
             self._condition.release()
         while self._done_callbacks:
             with contextlib.suppress(IndexError):  # another thread has taken the last one

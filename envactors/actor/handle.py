@@ -161,17 +161,20 @@ class ActorView(Caller[T_co]):
         self._actor.check_process()
         return self._actor.stacks(seconds)
 
-    def options(self: View, *, deadline: float | None = None, retries: int = 0) -> View:
+    def options(self: View, *, deadline: float | None = None, retries: int | None = None) -> View:
         """Return the same handle whose calls have their own deadline, and a retry budget that survives restarts.
 
         Args:
-            deadline: Seconds after which the worker is killed; replaces that of `Deadlines`.
-            retries: How many crashes and missed deadlines a call survives; an exception is never retried.
+            deadline: Seconds after which the worker is killed, in place of those of `Deadlines`; None for the deadline
+                of this handle.
+            retries: How many crashes and missed deadlines a call survives; an exception is never retried. None for the
+                retries of this handle.
 
         Raises:
             ValueError: A value is negative.
         """
-        deadline = as_timeout(deadline, "options(deadline=...)")
+        deadline = self._deadline if deadline is None else as_timeout(deadline, "options(deadline=...)")
+        retries = self._retries if retries is None else retries
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
         self._actor.warn_of_deadlines(deadline)
@@ -273,7 +276,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
     try:
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
-        call.future.set_exception(actor.errors.unpicklable(Activity(call.method, call.index), error))
+        call.future.set_exception(actor.errors.unpicklable_arguments(Activity(call.method, call.index), error))
         return False
     return True
 

@@ -5,6 +5,7 @@ Factories, arguments, and results are pickled nevertheless, so that neither side
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from envactors.actor.calls import Call
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.log import ActorLog
-from envactors.actor.running_code import InlineRequest, RunningCode, stack_of
+from envactors.actor.request_stack import InlineRequest, RequestStack, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
@@ -70,7 +71,7 @@ class InlineActor(ActorBase):
         config: The settings of the actor.
 
     Attributes:
-        code: The env code that is running, once it has begun; the actors of a vector share it.
+        request_stack: The requests that run env code, once it has begun; the actors of a vector share it.
         vector: Its vector; None for a lone actor.
         indices: The indices of its envs.
     """
@@ -81,7 +82,9 @@ class InlineActor(ActorBase):
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.vector: InlineVector | None = None
-        self._completed = self._call_id = 0
+        self._completed = self._restarts = 0
+        self._call_ids = itertools.count(1)
+        self._last_failure: ActorError | None = None
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
@@ -89,13 +92,13 @@ class InlineActor(ActorBase):
         self._log = ActorLog(self)
 
     def begin(self) -> None:
-        runtimes.join(self)
-        self.code: RunningCode = RunningCode(self.lock, self.runtime.loop, self.config.deadlines.slow)
+        runtimes.enroll(self)
+        self.request_stack: RequestStack = RequestStack(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
 
-    def join(self, vector: InlineVector, code: RunningCode) -> None:
+    def join_vector(self, vector: InlineVector, request_stack: RequestStack) -> None:
         """Become an actor of a vector, whose actors share the env code that is running."""
-        self.vector, self.code = vector, code
+        self.vector, self.request_stack = vector, request_stack
 
     # State -----------------------------------------------------------------------------------------------
 
@@ -105,7 +108,7 @@ class InlineActor(ActorBase):
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self.code.thread_of(self.indices) is None else ActorState.BUSY
+        return ActorState.IDLE if self.request_stack.thread_of(self.indices) is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -133,6 +136,8 @@ class InlineActor(ActorBase):
         requests = 0 if self.vector is None else self.vector.count_requests(self)
         return ActorStats(
             completed=self._completed + requests,
+            restarts=self._restarts,
+            last_failure=self._last_failure,
             state=self.state,
             pid=self.pid,
             node=self.node,
@@ -141,7 +146,7 @@ class InlineActor(ActorBase):
 
     def stacks(self, timeout: float) -> str:
         del timeout
-        return stack_of(self.code.thread_of(self.indices))
+        return stack_of(self.request_stack.thread_of(self.indices))
 
     # Requests --------------------------------------------------------------------------------------------
 
@@ -149,7 +154,7 @@ class InlineActor(ActorBase):
         call: Call = job  # all other jobs need a process
         activity = Activity(call.method, call.index)
         if self.closed.is_open:
-            raise self.errors.closed(activity)
+            raise self.errors.actor_closed(activity)
         self.check_not_within()
         try:
             self.make_missing(activity)
@@ -157,13 +162,12 @@ class InlineActor(ActorBase):
             call.future.set_exception(error)
             return
         if call.incarnation not in (None, self.process.incarnation):
-            call.future.set_exception(self.errors.lost_process(activity, call.incarnation, self.last_exit_error))
+            call.future.set_exception(self.errors.process_gone(activity, call.incarnation, self.last_exit_error))
             return
-        self._call_id += 1
-        activity = activity._replace(call_id=self._call_id, started_at=time.monotonic())
+        activity = activity._replace(call_id=next(self._call_ids), started_at=time.monotonic())
         call.future.set_running()
         request = _Request(self, call.index, activity)
-        with self.lock, self.code.enter(request):
+        with self.lock, self.request_stack.enter(request):
             request.server = server = self._server
             if server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
                 call.future.set_exception(self.unusable_error(activity))
@@ -171,8 +175,8 @@ class InlineActor(ActorBase):
             kind, payload = server.execute(call.kind, call.payload)
             self._completed += 1
             reply = Frame(kind, self.process.incarnation, activity.call_id, payload)
-            if call.take_reply is not None:
-                call.take_reply(reply)
+            if call.before_outcome is not None:
+                call.before_outcome(reply)
         recording.recorder.on_span(self, call.method, activity.started_at)
         call.future.set_outcome(self.errors.outcome(activity, reply, self.pid))
 
@@ -182,16 +186,16 @@ class InlineActor(ActorBase):
         Raises:
             RuntimeError: It does.
         """
-        if self.code.is_within(self.indices):
-            raise self.errors.within_envs()
+        if self.request_stack.is_within(self.indices):
+            raise self.errors.called_by_own_env()
 
     def renew(self, future: ActorFuture) -> None:
         self.check_process()
         self.check_not_within()
         with self.lock:
             if self.closed.is_open:
-                raise self.errors.closed(Activity("renew", self.config.first_index))
-            self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.RENEW)))
+                raise self.errors.actor_closed(Activity("renew", self.config.first_index))
+            self.replace(self.errors.exit_during(None, ExitReport(self.pid, reason=EndReason.RENEW)))
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
 
@@ -229,7 +233,7 @@ class InlineActor(ActorBase):
         if self._server is None:
             raise self.unusable_error(activity)
 
-    def make_change(self, event: Callable[..., object], *args: object) -> None:
+    def run_as_change(self, event: Callable[..., object], *args: object) -> None:
         with self.lock:
             event(*args)
 
@@ -238,21 +242,22 @@ class InlineActor(ActorBase):
         with self.lock:
             if incarnation == self.process.incarnation and not self.closed.is_open:
                 self._log.write(logging.WARNING, str(error).partition("\n")[0], error=error)
+                self._restarts, self._last_failure = self._restarts + 1, copy_error(error)
                 self.replace(error)
 
     def unusable_error(self, activity: Activity) -> ActorError:
         """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
         error = self._start_error
-        return self.errors.closed(activity) if error is None else copy_error(error)
+        return self.errors.actor_closed(activity) if error is None else copy_error(error)
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_process()
         if self.state is ActorState.BUSY:
-            raise self.errors.unsupported("kill it in the middle of a call")
+            raise self.errors.unsupported_operation("kill it in the middle of a call")
         with self.lock:
             if not self.closed.is_open and restart:
-                self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.ABORT)), closes=False)
+                self.replace(self.errors.exit_during(None, ExitReport(self.pid, reason=EndReason.ABORT)), closes=False)
             elif not self.closed.is_open:
                 self._close()
 
@@ -271,7 +276,7 @@ class InlineActor(ActorBase):
 
     def abort(self, future: ActorFuture) -> bool:
         if not future.done():
-            raise self.errors.unsupported("abort a running call")
+            raise self.errors.unsupported_operation("abort a running call")
         return False
 
     # Envs ------------------------------------------------------------------------------------------------
@@ -288,14 +293,14 @@ class InlineActor(ActorBase):
         def on_made(count: int) -> None:
             process.envs_made = count
 
-        with self.lock, self.code.enter(request):
+        with self.lock, self.request_stack.enter(request):
             try:
                 server.host.start(self.config.start, process.incarnation, on_made)
             except Exception as error:
                 server.execute(Kind.CLOSE, dumps(()))
                 process.failure = pack_failure(error, Fault.RAISED)
                 process.cause = unpack_failure(process.failure)
-                self._start_error = self.errors.start_error(process, ExitReport(self.pid))
+                self._start_error = self._last_failure = self.errors.start_failed(process, ExitReport(self.pid))
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
@@ -304,7 +309,7 @@ class InlineActor(ActorBase):
 
     def _close_envs(self, server: Server) -> None:
         request = _Request(self, self.config.first_index, server=server)
-        with self.lock, self.code.enter(request):
+        with self.lock, self.request_stack.enter(request):
             server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:

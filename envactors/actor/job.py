@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Next, Plan
+from envactors.actor.exits import AfterExit, Plan
 from envactors.actor.future import ActorFuture, Owner
 from envactors.actor.states import EndReason, Phase, blames_request
 from envactors.crashes.inputs import Inputs
@@ -40,14 +40,21 @@ class JobActor(Owner, Protocol):
 class Job:
     """An entry of an actor's queue. The actor calls every method under its lock.
 
+    The queue sets:
+
     Attributes:
         actor: The actor that has queued it.
-        future: The future of its outcome; None if nobody waits for it.
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started_at: When it was sent (`time.monotonic`); 0.0 until then.
         ticket: Its place in the order of permits, which grows from job to job; 0 for jobs that go first.
+
+    A subclass declares, or its constructor sets:
+
+    Attributes:
+        future: The future of its outcome; None if nobody waits for it.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
-        dies_with_process: Whether it ends with the process, since the next one does not need it, or gets another one.
+        dies_with_process: Whether it is dropped if the process ends while it waits. A replay is, since the tenant makes
+            another one for the next process. So is a renewal that no user waits for: the next process is fresh anyway.
         runs_first: Whether it runs before all jobs of other kinds, as replays do.
     """
 
@@ -77,18 +84,22 @@ class Job:
         """End it if the worker has completed it without a reply; return whether it has ended."""
         return False
 
-    def call_when_finished(self) -> None:
-        """Have the actor notice that it is finished, since another job waits for that."""
+    def request_end_ring(self) -> None:
+        """Have the worker ring when it is finished: another job waits for that, and no reply tells."""
 
     def activity(self) -> Activity | None:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def find_remainder(self, process: ActorProcess) -> Remainder:
-        """Return what an ended process has not completed of it, with a culprit if it had begun."""
-        worker = process.worker
-        has_begun = worker is None or worker.page.progress().call_id == self.call_id
-        return Remainder(self.activity() if has_begun or blames_request(process.end_reason) else None)
+    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
+        """Return the part of the job that an ended process has not completed.
+
+        The job is the culprit if the worker had begun it, as its control page tells, or if the parent has ended the
+        process because of it.
+        """
+        assert process.worker is not None, "the job was sent to it"
+        has_begun = process.worker.page.progress().call_id == self.call_id
+        return Uncompleted(self.activity() if has_begun or blames_request(process.end_reason) else None)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the requests that led to the end of a process, for its crash bundle."""
@@ -106,16 +117,16 @@ class Job:
         del frame
         return True
 
-    def after_exit(self, ended: ProcessExit) -> bool:
+    def after_exit(self, process_exit: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""
-        del ended
+        del process_exit
         return True
 
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error: no process will run it."""
 
 
-class Remainder(NamedTuple):
+class Uncompleted(NamedTuple):
     """The part of a job that a process has not completed.
 
     Attributes:
@@ -136,7 +147,7 @@ class ProcessExit(NamedTuple):
         process: The process.
         report: The facts.
         job: The job that it was running; None if it was idle.
-        remainder: What it has not completed of that job.
+        uncompleted: The part of that job that it has not completed.
         error: The error that says all this.
         plan: What the actor does next.
     """
@@ -144,14 +155,14 @@ class ProcessExit(NamedTuple):
     process: ActorProcess
     report: ExitReport
     job: Job | None
-    remainder: Remainder
+    uncompleted: Uncompleted
     error: ActorError
     plan: Plan
 
     @property
     def culprit(self) -> Activity | None:
         """The activity that it is blamed on; None if it was idle."""
-        return self.remainder.culprit
+        return self.uncompleted.culprit
 
     @property
     def reason(self) -> EndReason | None:
@@ -162,11 +173,13 @@ class ProcessExit(NamedTuple):
     def allows_retry(self) -> bool:
         """Whether a call that was running may run again, if it has retries.
 
-        It may not if the actor is being closed, an env has raised, or the process was to be replaced anyway: by the
-        user, perhaps after the call has missed its deadline, or after an interrupt.
+        It may not if an env has raised or the actor is being closed. It may not either if somebody wants the process to
+        be gone: the user has killed or renewed it, perhaps after the call had missed its deadline, or an interrupt has
+        left it in an unknown state. Such an exit is not counted (`AfterExit.START`). The loss of a helper process is
+        not counted either, but that is nobody's wish.
         """
-        is_requested = self.plan.next is Next.START and self.reason is not EndReason.HELPER_LOST
-        return self.reason is not EndReason.DISCARD and self.plan.next is not Next.CLOSE and not is_requested
+        is_requested = self.plan.action is AfterExit.START and self.reason is not EndReason.HELPER_LOST
+        return self.reason is not EndReason.DISCARD and self.plan.action is not AfterExit.CLOSE and not is_requested
 
 
 class _EndOfProcess(Job):
@@ -178,10 +191,10 @@ class _EndOfProcess(Job):
         """Return the job."""
         return Activity(self.method, self.actor.config.first_index, self.call_id, self.started_at)
 
-    def find_remainder(self, process: ActorProcess) -> Remainder:
+    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return all of it: the worker ends because of it."""
         del process
-        return Remainder(self.activity())
+        return Uncompleted(self.activity())
 
 
 class Close(_EndOfProcess):

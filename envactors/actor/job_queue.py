@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import ActorProcess
-from envactors.actor.exits import Next
+from envactors.actor.exits import AfterExit
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Remainder, Renewal
+from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
 from envactors.mailbox.messages import Frame
@@ -43,7 +42,7 @@ class JobQueue:
 
     A job begins with `enqueue`, with `start_in_process`, or as rows with `try_run_rows`. It ends with its reply, with
     `end`, with the process, or with an error. Between two changes, every unfinished job is in one place: it waits, it
-    is the running one, or it is the renewal. No job waits for a live worker that is free for it.
+    is the running one, or it is the renewal. If a job waits and the worker is free, then it waits for a permit.
 
     Args:
         actor: The actor.
@@ -52,7 +51,7 @@ class JobQueue:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
             until a ring, the next job, or the end of the process.
-        renewal: The renewal that is under way while there is no process, until the next one has started; or None.
+        renewal: The renewal that has ended the last process, or began without one, until the next one has started.
         unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
             envs.
         shared: The jobs that wait for any actor of a pool; None outside of pools.
@@ -112,13 +111,13 @@ class JobQueue:
         job.call_id = 0
         job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
-        if first:
+        if first:  # behind the replays, which are at the front
             self.waiting.insert(sum(other.runs_first for other in self.waiting), job)
         else:
             self.waiting.append(job)
         if actor.phase is LIVE:
             self.dispatch()
-        elif actor.phase in (Phase.DEAD, Phase.CLOSED):
+        elif actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED):
             actor.proceed_soon()
 
     def dispatch(self) -> None:
@@ -134,10 +133,11 @@ class JobQueue:
         actor = self._actor
         while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running
-            # With permits, no job joins: it would keep a permit for which an older job of another actor may wait.
+            # A job that joins rows keeps their permit. An older job of another actor may wait for that, so with
+            # permits no job joins.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.try_finish():
-                    running.call_when_finished()
+                    running.request_end_ring()
                     break
                 if self.running is running:  # recording the results may have started another job
                     self.running = None
@@ -149,7 +149,7 @@ class JobQueue:
         return False
 
     def _start(self, job: Job) -> None:
-        """Send a job to the worker. Meanwhile it is the running one, for which jobs that it queues wait."""
+        """Send a job to the worker. It is the running one before that: its start may queue other jobs, which wait."""
         job.call_id = self._actor.config.lock.next_call_id()
         job.started_at = time.monotonic()
         self.running = job
@@ -226,16 +226,23 @@ class JobQueue:
         """
         self.fail_renewal(error_of)
         while self.waiting:
-            job = self.waiting.popleft()
-            if may_renew and isinstance(job, Renewal):
-                self.renewal = job
-                job.started_at = time.monotonic()
-                job.begin()
+            if may_renew and self.try_begin_renewal():
                 return True
-            self._fail(job, error_of)
+            self._fail(self.waiting.popleft(), error_of)
         if self.shared is not None:
             self.shared.on_unusable(self._actor)
         return False
+
+    def try_begin_renewal(self) -> bool:
+        """Begin a renewal without a process to end, if the user has queued one and it is next; return whether it is."""
+        job = self.waiting[0] if self.waiting else None
+        if not isinstance(job, Renewal) or job.future is None:
+            return False
+        self.renewal = job
+        self.waiting.popleft()
+        job.started_at = time.monotonic()
+        job.begin()
+        return True
 
     def fail_renewal(self, error_of: ErrorOf) -> None:
         """Fail the renewal, if there is one."""
@@ -271,32 +278,28 @@ class JobQueue:
         self.waiting.extendleft(reversed(first))
         self.dispatch()
 
-    def detach_process(self, process: ActorProcess) -> Remainder:
-        """Return the permit of an ended process, and drop the jobs that end with it.
-
-        Return the part of the running job that it has not completed.
-        """
+    def drop_with_process(self) -> None:
+        """Give back the permit of an ended process, and drop the waiting jobs that end with it."""
         if self.permits is not None:
             self.permits.give_back(self._actor)
         for job in [job for job in self.waiting if job.dies_with_process]:
             self.waiting.remove(job)
             self._forget(job)
-        return Remainder() if self.running is None else self.running.find_remainder(process)
 
-    def on_exit(self, ended: ProcessExit) -> None:
+    def on_exit(self, process_exit: ProcessExit) -> None:
         """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""
         job, self.running = self.running, None
         if isinstance(job, Renewal):
             self.renewal = job
         elif job is not None:
-            if job.after_exit(ended):
+            if job.after_exit(process_exit):
                 self.failed += job.future is not None and job.future.done()
                 self._forget(job)
             else:
                 job.call_id = 0
                 self.waiting.appendleft(job)
-        if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
-            self.fail_renewal(lambda _activity: ended.error)
+        if process_exit.plan.action is AfterExit.CLOSE or process_exit.reason is EndReason.ABORT:
+            self.fail_renewal(lambda _activity: process_exit.error)
 
     def repair(self, error_of: ErrorOf, *, fails_all: bool) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.

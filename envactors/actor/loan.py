@@ -34,8 +34,8 @@ class ChannelLoans:
     """Lends the channels of an actor's workers to one waiting thread at a time.
 
     The borrower reads replies in place of the loop, which still handles the exit of the process. A signal handler may
-    keep the borrower from reading, and an exception from ending the loan: a timer then does so. Every method is called
-    under the actor's lock.
+    keep the borrower from reading, and an exception may keep it from ending the loan, so each loan is also ended by a
+    timer. Every method is called under the actor's lock.
 
     Args:
         find_loop: Returns the loop that watches the channels.
@@ -52,20 +52,20 @@ class ChannelLoans:
         self._has_timer = False
 
     @property
-    def is_mine(self) -> bool:
-        """Whether the calling thread is the borrower: a signal handler may use the actor while its thread waits."""
+    def is_borrowed_here(self) -> bool:
+        """Whether the calling thread is the borrower, or a signal handler has interrupted the borrower."""
         return self.current is not None and self.current.borrower == threading.get_ident()
 
     def begin(self, worker: Worker | None) -> Loan | None:
         """Lend the channel of a worker to the calling thread; return None if the loop must read.
 
-        If a signal handler waits in the thread that has the loan, the wait that it has interrupted leaves reading to
-        the loop from then on.
+        A thread that has a loan and asks for another one is in a signal handler, which waits for another reply. Its
+        first loan ends. The wait that the handler has interrupted continues without a loan: the loop reads its reply.
 
         Args:
             worker: The worker; None if it does not run the call that the thread waits for.
         """
-        if self.is_mine:
+        if self.is_borrowed_here:
             self.end()
         lender = None if worker is None or self.current is not None else worker.as_lender()
         if lender is None:
@@ -88,7 +88,7 @@ class ChannelLoans:
         self._has_timer = True
 
     def _check(self) -> None:
-        """End the loan if its time is over. This runs in the loop, and again at the end of a later loan."""
+        """End the loan if its time is over, or run again when it is: this loan may be a later one than the timer's."""
         with self._actor_lock:
             self._has_timer = False
             if self.current is not None and self.current.until > time.monotonic():

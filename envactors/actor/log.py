@@ -11,7 +11,7 @@ from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.evidence import evidence_of, order_stacks
-from envactors.actor.exits import Next
+from envactors.actor.exits import AfterExit
 from envactors.actor.job import ProcessExit, Renewal
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, describe_bundle
@@ -66,19 +66,20 @@ class ActorLog:
         recording.recorder.on_span(actor, "start", actor.process.launched_at)
         self.write(logging.INFO, f"actor {actor.name!r} has started in {seconds:.3g} s, pid {actor.pid}")
 
-    def write_exit(self, ended: ProcessExit) -> None:
+    def write_exit(self, process_exit: ProcessExit) -> None:
         """Record that the process has ended; log it unless that closes the actor."""
-        recording.recorder.on_exit(self._actor, ended.culprit)
-        if ended.plan.next is Next.CLOSE:
+        recording.recorder.on_exit(self._actor, process_exit.culprit)
+        if process_exit.plan.action is AfterExit.CLOSE:
             return
-        if ended.reason in (EndReason.ABORT, EndReason.RENEW):
-            why = ended.job.reason if isinstance(ended.job, Renewal) else "on request"
+        job, error, bundle = process_exit.job, process_exit.error, process_exit.error.bundle
+        if process_exit.reason in (EndReason.ABORT, EndReason.RENEW):
+            why = job.reason if isinstance(job, Renewal) else "on request"
             self.write(logging.INFO, f"actor {self._actor.name!r} gets a new process: {why}")
         else:
             # One warning tells of all actors whose helper was lost.
-            level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING
-            text, bundle = str(ended.error).partition("\n")[0], ended.error.bundle
-            self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=ended.error)
+            level = logging.INFO if process_exit.reason is EndReason.HELPER_LOST else logging.WARNING
+            text = str(error).partition("\n")[0]
+            self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=error)
 
     def write_end_of_standby(self, error: ActorError) -> None:
         """Warn that a standby is dead."""

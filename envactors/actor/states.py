@@ -26,8 +26,9 @@ class ActorStats:
     Attributes:
         completed: Requests that returned or raised: calls, resets, and steps, also those of rollouts, and the requests
             that the library makes itself, such as replays, snapshots, and orders to run a part of a rollout.
-        failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort, or that no process will run
-            since the actor is closed or dead. Those that a replay has made good do not count.
+        failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort, or that no process will run,
+            since the actor is closed or dead, or their own process is gone. Those that a replay has made good do not
+            count.
         restarts: Processes that replaced a lost one.
         restart_in: Seconds until the next one starts, by the backoff of `RestartPolicy`; None unless that is awaited.
         stale: Messages that were dropped: replies that matched no running call, and all of a former process.

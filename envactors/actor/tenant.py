@@ -70,7 +70,7 @@ class Tenant:
         del finished
         return ""
 
-    def on_exit(self, ended: ProcessExit) -> None:
+    def on_exit(self, process_exit: ProcessExit) -> None:
         """Continue or fail everything that was in an ended process."""
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
@@ -90,7 +90,7 @@ class Tenant:
         return False
 
     def blame(self, future: ActorFuture) -> None:
-        """Take the request of this future, if the worker runs it, for the reason why the process is ended."""
+        """Blame the request of this future, if the worker runs it: the process is about to be ended because of it."""
 
     def repair(self, error_of: ErrorOf) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.

@@ -26,12 +26,12 @@ class Timers:
 
     Args:
         find_loop: Returns the loop that runs them.
-        make_change: Runs a callback as a change of the actor.
+        run_as_change: Runs a callback as a change of the actor.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], make_change: Callable[..., None]) -> None:
+    def __init__(self, find_loop: Callable[[], Loop], run_as_change: Callable[..., None]) -> None:
         self._find_loop = find_loop
-        self._make_change = make_change
+        self._run_as_change = run_as_change
         self._timers: dict[TimerName, Timer] = {}
 
     def set(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:
@@ -39,13 +39,14 @@ class Timers:
         timer: Timer | None = None
 
         def fire() -> None:
-            # Else it was canceled while the loop waited for the lock, or an interrupt came before it was stored.
+            # The timer may have been canceled while the loop waited for the lock, or was never stored, because of an
+            # interrupt. Then another one may be stored, or none.
             if timer is not None and self._timers.get(name) is timer:
                 del self._timers[name]
                 callback()
 
         self.cancel(name)
-        timer = self._find_loop().call_at(when, functools.partial(self._make_change, fire))
+        timer = self._find_loop().call_at(when, functools.partial(self._run_as_change, fire))
         self._timers[name] = timer
 
     def set_earliest(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:
@@ -88,7 +89,7 @@ class DeadlineWatch:
         self._timers = timers
         self._check = check
         self._slow = deadlines.slow
-        limits = [*(deadline_of(method, deadlines) for method in METHOD_NAMES), deadlines.slow]
+        limits = [*(deadline_by_code(method, deadlines) for method in METHOD_NAMES), deadlines.slow]
         self.shortest: float = min((limit for limit in limits if limit is not None), default=math.inf)
         self.next_check_at: float = math.inf
         # When the last step began that was reported as slow.
@@ -120,29 +121,25 @@ class DeadlineWatch:
 
     def judge(self, activity: Activity) -> Judgment:
         """Say whether the current step is late or slow, and schedule the next check unless it is late."""
-        now = time.monotonic()
-        checks = [now + max(self.shortest, SHORTEST_PAUSE)]
-        judgment = Judgment.IN_TIME
-        if activity.deadline is not None:
-            if now >= activity.started_at + activity.deadline:
-                return Judgment.LATE
-            checks.append(activity.started_at + activity.deadline)
-        if self._slow is not None:
-            if now >= activity.started_at + self._slow and activity.started_at != self._reported:
-                self._reported = activity.started_at
-                judgment = Judgment.SLOW
-            checks.append(activity.started_at + self._slow)
-        later = min(check for check in checks if check > now)
+        now, begun = time.monotonic(), activity.started_at
+        late_at = math.inf if activity.deadline is None else begun + activity.deadline
+        slow_at = math.inf if self._slow is None else begun + self._slow
+        if now >= late_at:
+            return Judgment.LATE
+        is_slow = now >= slow_at and begun != self._reported
+        if is_slow:
+            self._reported = begun
+        later = min(when for when in (now + max(self.shortest, SHORTEST_PAUSE), late_at, slow_at) if when > now)
         if later < math.inf:
             self._check_at(later)
-        return judgment
+        return Judgment.SLOW if is_slow else Judgment.IN_TIME
 
 
-def deadline_of(method: int, deadlines: Deadlines) -> float | None:
+def deadline_by_code(code: int, deadlines: Deadlines) -> float | None:
     """Return the deadline of what a worker runs by its control page, in seconds; None if it has none.
 
     Args:
-        method: One of the values that begin with METHOD.
+        code: The method that it runs: a constant of `envactors.mailbox.control_page` that begins with METHOD.
         deadlines: The time limits of the actor.
     """
-    return deadlines.policy if method == METHOD_POLICY else deadlines.of(METHOD_NAMES[method])
+    return deadlines.policy if code == METHOD_POLICY else deadlines.of(METHOD_NAMES[code])

@@ -52,8 +52,8 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
     """
     actor = handle._actor
     activity = Activity(method, actor.config.first_index)
-    reason = actor.errors.discarded(activity, incarnation, actor.pid, error, safe_repr(error))
-    actor.make_change(actor.discard, incarnation, lambda: reason)
+    reason = actor.errors.process_discarded(activity, incarnation, actor.pid, error, safe_repr(error))
+    actor.run_as_change(actor.discard, incarnation, lambda: reason)
 
 
 def warn_of_interrupted(stacklevel: int = 6) -> None:

@@ -19,13 +19,14 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import cloudpickle
 import numpy as np
 
 from envactors.errors import RemoteTraceback, SerializationError, VectorStepError, reduce_exception, set_cause
 from envactors.mailbox import bundle
+from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.messages import Failure, Fault, Pickled
 
 PROTOCOL = 5
@@ -47,9 +48,6 @@ _HUGE = 1 << 24
 # In bytes. How much of it is copied before other threads may run.
 _PIECE = 1 << 20
 
-# In bytes. Longer pickles take too long to read or to search.
-_SHORT = 1 << 10
-
 # The byte of a pickle that refers to a class or function. As an int it is found in a tenth of the time.
 _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
@@ -57,14 +55,13 @@ _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 _CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
 _OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 
-# In place of a value that was not loaded.
-UNREAD: Final = object()
 # What code of users may raise in place of a text or a reduction.
 _BROKEN: Final = (Exception, SystemExit)
 # An attempt that has taken longer, in seconds, is not repeated.
 _QUICK: Final = 0.5
 
 
+Message = TypeVar("Message")
 # Makes a pickler of a file, the protocol, and a callback for buffers: a class like `ValuePickler`.
 PicklerClass: TypeAlias = Callable[..., Any]
 
@@ -131,17 +128,25 @@ def has_code(pickled: bytes) -> bool:
     return load_code_by_value.__name__.encode() in pickled
 
 
-def load_plain(pickled: bytes | bytearray | memoryview) -> Any:
-    """Load a pickle of `dumps` if that takes next to no time and cannot run code of users; else return `UNREAD`.
+class _MessageUnpickler(pickle.Unpickler):
+    """Loads a message whose fields are plain values, or of classes of this library and of NumPy."""
 
-    That holds for a pickle that is short and does not refer to a class or function.
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] not in ("envactors", "numpy"):
+            raise pickle.UnpicklingError(f"{module}.{name} does not belong to it")
+        return super().find_class(module, name)
+
+
+def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memoryview) -> Message:
+    """Load the fields of a message from a worker without running code of users.
+
+    Raises:
+        ChannelCorruptError: They are something else, since env code has written into the channel.
     """
-    if len(pickled) > _SHORT or _REFERENCE in pickled:
-        return UNREAD
     try:
-        return pickle.loads(pickled)
-    except Exception:  # env code has written into the channel
-        return UNREAD
+        return kind(*_MessageUnpickler(io.BytesIO(payload)).load())
+    except Exception as error:
+        raise ChannelCorruptError(f"a message cannot be read: {safe_repr(error)}") from None
 
 
 def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearray:

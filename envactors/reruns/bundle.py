@@ -21,7 +21,7 @@ from envactors.crashes.writer import ENDINGS, ending_of, wait_written
 from envactors.errors import ActorError, ActorTimeoutError
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Failure, Frame, Kind, Replay, Start
-from envactors.mailbox.pickling import dumps, dumps_by_value, load_plain, loads
+from envactors.mailbox.pickling import dumps, dumps_by_value, load_message, loads
 from envactors.options import Deadlines, RestartPolicy
 from envactors.reruns.worker import SkippedFactory, run_request, wait_for_start
 
@@ -174,14 +174,14 @@ class Bundle:
                 replies: list[Frame] = []
                 future: ActorFuture[Any] = ActorFuture(actor, lifeline)
                 call = Call(request.method, self.inputs.env, request.kind, future, request.deadline)
-                call.payload, call.take_reply = request.payload, replies.append
+                call.payload, call.before_outcome = request.payload, replies.append
                 actor.accept(call)
                 future.wait_ended()
                 ending = _ending_of(replies, future, actor)
                 if ending is not None:
                     where = request.where if actor.process.has_started else _FACTORY
                     return _describe(ending, where), differs
-                differs |= request.kind == Kind.REPLAY and load_plain(replies[0].payload) is False
+                differs |= request.kind == Kind.REPLAY and not load_message(bool, replies[0].payload)
         return _describe({}, self._where), differs
 
     def _requests(self) -> Iterator[_Request]:

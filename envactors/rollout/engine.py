@@ -128,7 +128,7 @@ class WorkerRolloutEngine(RolloutEngine):
             self._engine.episodes.check_steppable(self._engine.all.ids)
         for actor in self._actors:
             if actor.is_closing:
-                raise actor.errors.closed(Activity("rollout", actor.config.first_index))
+                raise actor.errors.actor_closed(Activity("rollout", actor.config.first_index))
 
     def check_free(self, *, fewer_than: int = 1) -> None:
         """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""

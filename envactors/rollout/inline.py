@@ -49,7 +49,7 @@ class InlineRolloutEngine(RolloutEngine):
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         for actor in self._actors:
             if not actor.is_usable:
-                raise actor.errors.closed(Activity("set_policy", actor.indices.start))
+                raise actor.errors.actor_closed(Activity("set_policy", actor.indices.start))
         self._policies = [ActorPolicy(make_policy, seed, actor.indices) for actor in self._actors]
         self._version = 0
         return all(policy.can_load for policy in self._policies)

@@ -16,14 +16,14 @@ from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import Outcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit, Remainder, Renewal
-from envactors.actor.timers import deadline_of
+from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal, Uncompleted
+from envactors.actor.timers import deadline_by_code
 from envactors.crashes.inputs import Inputs
 from envactors.errors import VectorEnvError
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POLICY
 from envactors.mailbox.messages import Frame, Kind
-from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.pickling import dumps, load_message
 from envactors.rollout import policy_runner
 from envactors.rollout.failures import RolloutFailures
 from envactors.rollout.memory import TrajectoryBuffer
@@ -183,7 +183,7 @@ class RolloutPart(Job):
         progress = worker.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
-        deadline = deadline_of(progress.method, self.actor.config.deadlines)
+        deadline = deadline_by_code(progress.method, self.actor.config.deadlines)
         # The policy acts for all envs. Env code may overwrite the position.
         envs, position = self.envs.indices, progress.position
         index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
@@ -207,7 +207,7 @@ class RolloutPart(Job):
             activity = self.activity() or self._activity_of_order
             self.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
             return self._end_if_over()
-        reply = OrderReply(*loads(frame.payload))
+        reply = load_message(OrderReply, frame.payload)
         self._makes_policy = reply.lacks_policy
         if reply.failure is not None:
             running = self.envs.activity(self.envs.indices[reply.position], self.call_id)
@@ -216,15 +216,15 @@ class RolloutPart(Job):
             try:
                 self._spec.buffer.add_room(reply.layout)
             except VectorEnvError as error:
-                self.failures.fail_all(self.actor.errors.out_of_memory(self._activity_of_order, error))
+                self.failures.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
         return self._end_if_over()
 
-    def find_remainder(self, process: ActorProcess) -> Remainder:
+    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Accept the steps that an ended process has completed, forget those after a deadline, and return the rest."""
         self.actor.jobs.record_completed(self.envs.accept_completed())
         if self._late is not None:
             self.envs.drop_unaccepted()
-        return super().find_remainder(process)
+        return super().find_uncompleted(process)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""

@@ -209,7 +209,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             actor.wake()  # its process crashed
         elif self._fresh == "reset":
             check = functools.partial(_renew_if_failed, actor)
-            send_request(actor, Kind.CALL, Call(0, "reset", (), {}), "reset", take_reply=check)
+            send_request(actor, Kind.CALL, Call(0, "reset", (), {}), "reset", before_outcome=check)
         else:
             self._handles[actor.config.first_index].renew()
 

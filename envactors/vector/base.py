@@ -141,7 +141,7 @@ class Engine(abc.ABC):
             try:
                 converted.append(convert(value))
             except Exception as error:  # raised by code of users
-                raise self._actor_by_env[index].errors.unpicklable(Activity(method, index), error) from error
+                raise self._actor_by_env[index].errors.unpicklable_arguments(Activity(method, index), error) from error
         return converted
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:

@@ -212,7 +212,7 @@ class RowEngine(Engine):
     def _check_open(self, envs: Selection, method: str) -> None:
         if closing := next(filter(_is_closing, envs.actors), None):
             index = next(index for index in envs.ids if index in closing.config.indices)
-            raise closing.errors.closed(Activity(method, index))
+            raise closing.errors.actor_closed(Activity(method, index))
 
     # Waiting ---------------------------------------------------------------------------------------------
 

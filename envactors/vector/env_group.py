@@ -30,7 +30,7 @@ from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
-from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.pickling import dumps, load_message
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.env_replays import EnvReplays
 from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
@@ -187,14 +187,14 @@ class EnvGroup(Tenant):
         saves_due.difference_update(mine)
         for index in mine:
             future: ActorFuture[Any] = ActorFuture(self.actor, None)
-            message = dumps(tuple(Save(index - self.indices.start)))
+            save = dumps(tuple(Save(index - self.indices.start)))
             log = functools.partial(self._log_unsaved, index)
-            call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=message, take_reply=log)
+            call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=save, before_outcome=log)
             self.actor.jobs.enqueue(call)
 
     def _log_unsaved(self, index: int, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:
-            text = Failure(*loads(frame.payload)).text
+            text = load_message(Failure, frame.payload).text
             self.actor.log.write(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
     # For its jobs and threads that wait ------------------------------------------------------------------
@@ -253,7 +253,7 @@ class EnvGroup(Tenant):
         if kind != Kind.SAVE:
             table.journals.of(index).record_call(kind, bytes(payload), failed=failed)
         elif not failed and table.episodes.state(index) == EPISODE_RUNS:
-            table.journals.of(index).begin_with_state(*loads(frame.payload))
+            load_message(table.journals.of(index).begin_with_state, frame.payload)
         self.queue_saves()
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
@@ -275,7 +275,7 @@ class EnvGroup(Tenant):
         self._times.add(self.actor.page)
         self.replays.record_exit(ended)
         self.table.end_process(self.indices)
-        self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.remainder.rows])
+        self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.uncompleted.rows])
         if ended.plan.starts_another:
             self.recovery.settle_lost_episodes(self.indices)
         self.table.waiters.ring()

@@ -65,7 +65,7 @@ class EnvRecovery:
         """Return the loss of a request that an ended process has not completed."""
         culprit = ended.culprit if ended.culprit is not None and ended.culprit.env == activity.env else None
         # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
-        begun = [each.env for each in (ended.culprit, ended.remainder.running) if each is not None]
+        begun = [each.env for each in (ended.culprit, ended.uncompleted.running) if each is not None]
         is_discard = ended.reason is EndReason.DISCARD
         is_blamed = culprit is not None and not is_discard
         return RequestLoss(
@@ -101,10 +101,10 @@ class EnvRecovery:
         """Return the error of a request that an ended process has not completed, or that needs its episode."""
         actor, crash = self._actor, self._actor.last_exit_error
         if crash is None:
-            return actor.errors.ended_because(activity, EndReason.ABORT)
+            return actor.errors.not_run(activity, EndReason.ABORT)
         if (crash.call_id, crash.index) == (activity.call_id, activity.env):
             return copy_error(crash)
-        return actor.errors.not_begun(activity, crash)
+        return actor.errors.unblamed(activity, crash)
 
     # Rows ------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class EnvRecovery:
         inputs = functools.partial(inputs_of, journal.replay_message(table.attach), request)
         crash = loss.error.read()[1]
         assert isinstance(crash, ActorError), "a running request fails only with its process"
-        return ReadyOutcome(None, self._actor.errors.poison(crash, inputs))
+        return ReadyOutcome(None, self._actor.errors.poison_inputs(crash, inputs))
 
     def _discard_error(self, loss: RequestLoss, reported: Outcome, pid: int | None) -> ActorError:
         """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock.
@@ -226,7 +226,7 @@ class EnvRecovery:
         cause = reported.read()[1]
         assert cause is not None, "the env has raised"
         text = type(cause).__name__ if loss.report is None else loss.report.text
-        error = self._actor.errors.discarded(loss.activity, loss.incarnation, pid, cause, text)
+        error = self._actor.errors.process_discarded(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error
 

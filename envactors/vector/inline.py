@@ -17,7 +17,7 @@ from envactors.actor.exits import MOST_FAILED_STARTS
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
-from envactors.actor.running_code import InlineRequest
+from envactors.actor.request_stack import InlineRequest
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.durations import Histograms
@@ -128,7 +128,7 @@ class InlineEngine(Engine):
         self._running_requests: list[_RunningRequests] = []
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, as before a reset.
         self._envs_without_result: set[int] = set()
-        self._lock, self._code = self.actors[0].config.lock, self.actors[0].code
+        self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
         self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = []  # filled below, actor by actor
         # The memory in which each env records its current method: the counters of its actor's control page. An env that
         # is missing has a stand-in.
@@ -140,7 +140,7 @@ class InlineEngine(Engine):
         self._times = {actor: StepTimes(len(actor.indices)) for actor in self.actors}
         for actor in self.actors:
             self._refresh_envs(actor)
-            actor.join(self, self._code)
+            actor.join_vector(self, self._stack)
 
     def _refresh_envs(self, actor: InlineActor) -> None:
         """Take the current envs of an actor, to step and reset them."""
@@ -249,7 +249,7 @@ class InlineEngine(Engine):
         elif type(split) is list:
             split = self._convert_each(copy_value, envs, split, "step")
         running = _RunningRequests(self, envs.ids, {})
-        with self._lock, self._code.enter(running):
+        with self._lock, self._stack.enter(running):
             self._begin(running)
             self._run_steps(running, split)
             self._complete(running, futures)
@@ -294,7 +294,7 @@ class InlineEngine(Engine):
         self.check_idle(envs)
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
         running = _RunningRequests(self, envs.ids, reset_args)
-        with self._lock, self._code.enter(running):
+        with self._lock, self._stack.enter(running):
             self._begin(running)
             for index in envs.ids:
                 self._run_reset(running, index)
@@ -396,7 +396,7 @@ class InlineEngine(Engine):
         activity = Activity("step", index)
         if actor.last_exit_error is None:  # its envs have not been replaced: the actor is closed
             return actor.unusable_error(activity)
-        return actor.errors.not_begun(activity, actor.last_exit_error)
+        return actor.errors.unblamed(activity, actor.last_exit_error)
 
     def _complete(self, running: _RunningRequests, futures: Futures) -> None:
         """Handle the failures, once all envs have run, and resolve the futures.
@@ -430,7 +430,7 @@ class InlineEngine(Engine):
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
-            make_error = functools.partial(actor.errors.discarded, loss.activity, loss.incarnation, actor.pid)
+            make_error = functools.partial(actor.errors.process_discarded, loss.activity, loss.incarnation, actor.pid)
             actor.discard(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error

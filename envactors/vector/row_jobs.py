@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
-from envactors.actor.job import ErrorOf, Job, Remainder
+from envactors.actor.job import ErrorOf, Job, Uncompleted
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
@@ -193,7 +193,7 @@ class PostedRows(Job):
         self._group.collect_completed()
         return not self.has_posted
 
-    def call_when_finished(self) -> None:
+    def request_end_ring(self) -> None:
         """Have the worker ring at the end of its rows, since another job waits for that."""
         if (worker := self.actor.process.worker) is not None:
             worker.watch_rings(self.on_ring)
@@ -203,7 +203,7 @@ class PostedRows(Job):
     def on_ring(self) -> None:
         """Handle a ring of the worker, in the loop and without the lock."""
         self._recycler.measure_memory()
-        self.actor.make_change(self._end_if_finished)
+        self.actor.run_as_change(self._end_if_finished)
 
     def _end_if_finished(self) -> None:
         """End this job if all rows are complete; the actor then starts the next one."""
@@ -248,10 +248,10 @@ class PostedRows(Job):
         """Return the row that an ended process was running, and the requests before it."""
         return self._group.inputs_of_row(culprit.env)
 
-    def find_remainder(self, process: ActorProcess) -> Remainder:
+    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return the rows that an ended process has not completed."""
         rows, running, _ = self.progress()
-        return Remainder(culprit=self._find_culprit(process, rows, running), running=running, rows=rows)
+        return Uncompleted(culprit=self._find_culprit(process, rows, running), running=running, rows=rows)
 
     def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
         """Return the row that the end of a process is blamed on; None if that was none of them.

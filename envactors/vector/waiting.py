@@ -183,7 +183,7 @@ class ResultWaiters:
             return  # the envs run in processes, not in threads of this one
         mine = next((group for group in self.groups if group.actor.is_run_by_this_thread), None)
         if mine is not None and missing > sum(group.count_missing() for group in self.groups if group is not mine):
-            raise mine.actor.errors.within_envs()
+            raise mine.actor.errors.called_by_own_env()
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many written rows to ring; they ring for each failure anyway."""
@@ -205,4 +205,4 @@ class ResultWaiters:
             actor = group.actor
             worker = actor.process.worker
             if worker is not None and group.check_memory(worker.page.counters[FINISHED]):
-                actor.runtime.loop.call_soon(functools.partial(actor.make_change, actor.check_worker))
+                actor.runtime.loop.call_soon(functools.partial(actor.run_as_change, actor.check_worker))

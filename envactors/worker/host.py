@@ -295,7 +295,7 @@ class Host:
         self._snapshot[1](hosted.env, loads(state))
         hosted.checksum = checksum
 
-    def replay(self, *fields: Any) -> bool:
+    def replay(self, *fields: Any) -> tuple[bool]:
         """Repeat the journal of an env whose process has ended; return whether it has returned the same observations.
 
         Each entry is recorded on the control page, since each has its own deadline.
@@ -306,7 +306,7 @@ class Host:
             self._repeat(hosted, messages.Set(*loads(payload)))
         for request in requests_of(message):
             self._repeat(hosted, request)
-        return not message.entries or hosted.checksum == message.checksum
+        return (not message.entries or hosted.checksum == message.checksum,)
 
     def _repeat(self, hosted: HostedEnv, request: Any) -> None:
         method = _REPEATED_METHODS.get(type(request), METHOD_CALL)

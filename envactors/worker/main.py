@@ -237,7 +237,7 @@ class Server:
         message = Start(*fields)
         if self._is_forwarding:
             set_levels(message.levels)
-        self.host.start(message, self._incarnation, lambda made: self._reply(Kind.ENV_MADE, dumps(made)))
+        self.host.start(message, self._incarnation, lambda made: self._reply(Kind.ENV_MADE, dumps((made,))))
         if message.attach is not None:
             self._attach(*message.attach)
 

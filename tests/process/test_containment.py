@@ -90,7 +90,7 @@ def test_log_records_that_wait_are_limited_and_the_others_are_counted(caplog):
         return [int(record.getMessage()) for record in caplog.records if record.name == OF_ENVS]
 
     def dropped():
-        return sum(map(int, re.findall(r"(\d+) log records of workers were dropped", caplog.text)))
+        return sum(map(int, re.findall(r"(\d+) log records were dropped", caplog.text)))
 
     with filtered(OF_ENVS, lambda _record: goes_on.wait()):
         try:

@@ -101,6 +101,7 @@ PAGE = "mailbox.control_page:ControlPage."
 SERVER = "worker.main:Server."
 ENV_ROW = "worker.env_rows:EnvRow."
 ACTOR = "actor.actor:Actor."
+STARTER = "actor.starter:ProcessStarter."
 QUEUE = "actor.job_queue:JobQueue."
 FUTURE = "actor.future:ActorFuture."
 LOAN = "actor.loan:ChannelLoans."
@@ -139,7 +140,7 @@ MUTANTS = [
     # The jobs of an actor.
     Mutant(QUEUE + "on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
     Mutant(QUEUE + "on_reply", "self.dispatch()", "pass", HANGS),
-    Mutant(QUEUE + "_start_waiting", "running.call_when_finished()", "pass", HANGS),
+    Mutant(QUEUE + "_start_waiting", "running.request_end_ring()", "pass", HANGS),
     Mutant(QUEUE + "enqueue", "sum(other.runs_first for other in self.waiting)", "len(self.waiting)", ORDER),
     Mutant(QUEUE + "try_run_rows", "or self.waiting ", "", ORDER),
     Mutant(QUEUE + "withdraw", "self.waiting.remove(job)", "pass", ONCE),
@@ -152,8 +153,8 @@ MUTANTS = [
     Mutant(
         QUEUE + "start_in_process", "self.waiting.extendleft(reversed(first))", "self.waiting.extend(first)", REPLAYS
     ),
-    Mutant(QUEUE + "detach_process", "self.waiting.remove(job)", "pass", REPLAYS),
-    Mutant(QUEUE + "detach_process", "self._forget(job)", "pass", STATES),
+    Mutant(QUEUE + "drop_with_process", "self.waiting.remove(job)", "pass", REPLAYS),
+    Mutant(QUEUE + "drop_with_process", "self._forget(job)", "pass", STATES),
     Mutant(QUEUE + "on_exit", "self.renewal = job", "pass", HANGS),
     Mutant(QUEUE + "on_exit", "self.waiting.appendleft(job)", "self.waiting.append(job)", ORDER),
     Mutant(QUEUE + "on_exit", "self._forget(job)", "pass", STATES),
@@ -163,18 +164,19 @@ MUTANTS = [
     Mutant(ACTOR + "abort", "future.set_exception", "(lambda error: None)", HANGS),
     Mutant(ACTOR + "_check_deadlines", "self.jobs.running.on_late(activity)", "pass", LATE),
     # The actor: starts and exits.
-    Mutant(ACTOR + "_on_launched", "worker.kill()", "pass", HANGS),
-    Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(STARTER + "_on_launched", "worker.kill()", "pass", HANGS),
+    Mutant(STARTER + "finish", "self._actor.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
-    Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
-    Mutant(ACTOR + "_after_exit", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
-    Mutant(ACTOR + "_after_exit", "self.tenant.on_exit(ended)", "pass", LOSSES),
+    Mutant(ACTOR + "after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
+    Mutant(ACTOR + "after_exit", "self.starter.finish()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.starter.finish()", "pass", HANGS),
+    Mutant(ACTOR + "after_exit", "self.tenant.on_exit(process_exit)", "pass", LOSSES),
     Mutant(ACTOR + "_carry_out", "self._fail_jobs_of_dead()", "pass", HANGS),
     Mutant(ACTOR + "_fail_jobs_of_dead", "self._start_next_process()", "pass", HANGS),
     Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
     Mutant(ACTOR + "repair", "self.kill_and_proceed(reason)", "pass", INTERRUPTS),
     Mutant(CHANGE + "ChangeLock.change", "self._repair()", "pass", INTERRUPTS),
-    Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
+    Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame, lock._bug = (), None, None", "pass", INTERRUPTS),
     Mutant(ACTOR + "kill_and_proceed", "self.proceed_soon()", "pass", HANGS),
     Mutant(ACTOR + "kill_and_proceed", "self.process.record_end_reason(reason)", "pass", BLAMES),
     Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
@@ -183,15 +185,17 @@ MUTANTS = [
     Mutant(LAUNCHER + "finish", "self._pool.submit(self._begin_next)", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
-    Mutant(CALLS + "Call.after_exit", "(self.retries > 0 and ended.allows_retry)", "ended.allows_retry", ONCE),
     Mutant(
-        JOB + "Job.find_remainder", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
+        CALLS + "Call.after_exit", "(self.retries > 0 and process_exit.allows_retry)", "process_exit.allows_retry", ONCE
+    ),
+    Mutant(
+        JOB + "Job.find_uncompleted", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
     ),
     Mutant(
         CALLS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS
     ),
     Mutant(CALLS + "Call.start", "actor.deadline_watch.watch(self.started_at, self.deadline)", "pass", HANGS),
-    Mutant(CALLS + "Call.after_exit", "self.future.set_exception(ended.error)", "pass", HANGS),
+    Mutant(CALLS + "Call.after_exit", "self.future.set_exception(process_exit.error)", "pass", HANGS),
     Mutant(CALLS + "Replay.start", "actor.deadline_watch.watch(self.started_at)", "pass", HANGS),
     Mutant(CALLS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
@@ -217,7 +221,7 @@ MUTANTS = [
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(QUEUED_ROWS + "fail", "self.ids,", "(),", HANGS),
-    Mutant(POSTED_ROWS + "call_when_finished", "worker.watch_rings(self.on_ring)", "pass", HANGS),
+    Mutant(POSTED_ROWS + "request_end_ring", "worker.watch_rings(self.on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.recover(losses)", "pass", HANGS),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(

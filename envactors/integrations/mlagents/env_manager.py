@@ -102,7 +102,7 @@ class Worker:
 
     def call(self, method: str, *args: Any, incarnation: int | None = None) -> ActorFuture[Any]:
         """Call a method of the env; with an incarnation, only in that process. If it is lost, so is the call."""
-        return call_on(self.actor, method, args, incarnation=incarnation, take_reply=self._take_reply)
+        return call_on(self.actor, method, args, incarnation=incarnation, before_outcome=self._take_reply)
 
     def _take_reply(self, frame: Frame) -> None:
         self.replied_in = frame.incarnation

@@ -19,7 +19,7 @@ from envactors.actor.recording import Recorder
 from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
 from envactors.backends.local import LocalWorker
-from envactors.mailbox.messages import Fault, Kind
+from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 
 
@@ -205,7 +205,7 @@ def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(acto
     wait_until(lambda: actor.phase is Phase.LIVE)
     gate = threading.Event()
     try:
-        actor.make_change(actor.discard, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read"))
+        actor.run_as_change(actor.discard, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read"))
         future = call(actor)
         backend.next_worker().serve_start().serve_call("next")
         assert future.result(SOON) == "next"
@@ -578,14 +578,14 @@ def test_a_job_that_is_queued_first_runs_after_the_replays_that_prepare_its_proc
     first = Call("first", 0, Kind.CALL, ActorFuture(actor, None), payload=dumps((0, "method", ("first",), {})))
     with actor.lock, actor.lock.change(actor):
         actor.jobs.enqueue(first, first=True)
-    worker.reply(replay, True)
+    worker.reply(replay, (True,))
     seen = [replay.kind]
     for _ in range(3):
         frame = worker.take()
         seen.append(loads(frame.payload)[2][0] if frame.kind == Kind.CALL else frame.kind)
-        worker.reply(frame, True)
+        worker.reply(frame, (True,))
     assert seen == [Kind.REPLAY, Kind.REPLAY, "first", "last"]
-    assert (first.future.result(SOON), last.result(SOON)) == (True, True)
+    assert (first.future.result(SOON), last.result(SOON)) == ((True,), (True,))
 
 
 class NestedOutcome:
@@ -687,3 +687,116 @@ def test_a_call_without_any_time_limit_leaves_no_timer(actors):
     worker.begin(worker.take())
     wait_until(lambda: actor.deadline_watch.next_check_at == math.inf)  # the check for the first call has run
     assert all(when < math.inf for when, *_ in actor.runtime.loop._timers)
+
+
+def test_a_renewal_during_the_backoff_starts_the_next_process_at_once_and_is_not_counted(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=60.0))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    renewed = ActorFuture(actor, None)
+    actor.renew(renewed)
+    worker = backend.next_worker().serve_start()
+    assert renewed.result(SOON) == 1
+    assert actor.stats().restarts == 0
+    after = call(actor)
+    worker.serve_call("the same process")
+    assert after.result(SOON) == "the same process"
+
+
+def test_a_renewal_behind_a_call_waits_for_the_backoff_with_it(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=60.0))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    before, renewed = call(actor), ActorFuture(actor, None)
+    actor.renew(renewed)
+    actor.run_as_change(actor._proceed)
+    assert actor.phase is Phase.BACKOFF
+    with actor.lock, actor.lock.change(actor):
+        actor._restart()
+    worker = backend.next_worker().serve_start()
+    worker.serve_call("before")
+    assert before.result(SOON) == "before"
+    assert worker.take().kind == Kind.CLOSE
+
+
+def test_an_aborted_retry_counts_as_failed(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=60.0))
+    future = call(actor, retries=1)
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    worker.crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    assert actor.abort(future)
+    assert actor.stats().failed == 1
+
+
+def test_a_call_whose_process_is_gone_says_that_it_could_not_run_and_counts_as_failed(actors):
+    actor, backend = actors()
+    future = call(actor, incarnation=7)
+    backend.next_worker().serve_start()
+    with pytest.raises(ea.ActorDiedError, match="before method could run"):
+        future.result(SOON)
+    assert actor.stats().failed == 1
+
+
+JUNK = b"\x80\x05junk"
+
+
+def junk(worker, kind, call_id, content=JUNK):
+    worker.far.send(Frame(kind, 0, call_id, content))
+
+
+@pytest.mark.parametrize("content", [JUNK, dumps("three"), dumps(threading.Event)], ids=["junk", "text", "class"])
+def test_a_worker_that_sends_junk_in_place_of_the_count_of_its_envs_is_killed(actors, content):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
+    worker = backend.next_worker()
+    worker.take()
+    junk(worker, Kind.ENV_MADE, 0, content)
+    with pytest.raises(ea.ActorStartError, match="overwritten memory that it shares"):
+        call(actor).result(SOON)
+    assert worker.was_killed
+
+
+def test_a_worker_that_sends_junk_in_place_of_the_failure_of_its_start_is_killed(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
+    worker = backend.next_worker()
+    worker.take()
+    junk(worker, Kind.FAILED, 0)
+    with pytest.raises(ea.ActorStartError, match="overwritten memory that it shares"):
+        call(actor).result(SOON)
+
+
+def test_a_piece_of_a_reply_that_the_running_job_does_not_wait_for_is_dropped(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    frame = worker.take()
+    actor.jobs.running.on_reply_piece = lambda _frame: pytest.fail("it is not its own")
+    junk(worker, Kind.PART, frame.call_id + 1)
+    worker.begin(frame)
+    worker.reply(frame, "fine")
+    assert future.result(SOON) == "fine"
+    assert actor.stats().stale == 1
+
+
+class RaisingTenant(Tenant):
+    """Has a bug in its repair."""
+
+    def repair(self, error_of):
+        raise KeyError("a bug")
+
+
+def test_a_bug_in_a_repair_closes_the_actor(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    future = call(actor)
+    worker.take()
+    actor.tenant = RaisingTenant()
+    with pytest.raises(Hit), actor.lock, actor.lock.change(actor):
+        raise Hit
+    assert actor.closed.wait(SOON)
+    with pytest.raises(ea.ActorError):
+        future.result(SOON)
+    with pytest.raises(ea.ActorClosedError):
+        call(actor)
+    assert backend.workers.empty()

@@ -8,12 +8,13 @@ from unittest.mock import Mock
 import pytest
 
 import envactors as ea
+from envactors.actor import exits
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.calls import Call
-from envactors.actor.exits import Next, Plan, restart_delay
+from envactors.actor.exits import AfterExit, Plan, RestartTracker, restart_delay
 from envactors.actor.future import ReadyOutcome
-from envactors.actor.job import ProcessExit, Remainder
+from envactors.actor.job import ProcessExit, Uncompleted
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss, decide
@@ -23,39 +24,39 @@ from envactors.vector.options import AUTORESETS
 @pytest.mark.parametrize(
     ("reason", "chosen", "expected"),
     [
-        (None, Next.RESTART, True),
-        (None, Next.DIE, True),
-        (EndReason.TIMEOUT, Next.RESTART, True),
-        (EndReason.HELPER_LOST, Next.START, True),
-        (EndReason.DISCARD, Next.RESTART, False),
-        (EndReason.ABORT, Next.START, False),
-        (EndReason.TIMEOUT, Next.START, False),
-        (None, Next.CLOSE, False),
-        (EndReason.HELPER_LOST, Next.CLOSE, False),
+        (None, AfterExit.RESTART, True),
+        (None, AfterExit.DIE, True),
+        (EndReason.TIMEOUT, AfterExit.RESTART, True),
+        (EndReason.HELPER_LOST, AfterExit.START, True),
+        (EndReason.DISCARD, AfterExit.RESTART, False),
+        (EndReason.ABORT, AfterExit.START, False),
+        (EndReason.TIMEOUT, AfterExit.START, False),
+        (None, AfterExit.CLOSE, False),
+        (EndReason.HELPER_LOST, AfterExit.CLOSE, False),
     ],
 )
 def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):
     report, error = ExitReport(reason=reason), ea.ActorDiedError("ended")
-    ended = ProcessExit(ActorProcess(0), report, None, Remainder(), error, Plan(chosen))
-    assert ended.allows_retry is expected
+    process_exit = ProcessExit(ActorProcess(0), report, None, Uncompleted(), error, Plan(chosen))
+    assert process_exit.allows_retry is expected
 
 
 @pytest.mark.parametrize(
     ("has_begun", "retries", "chosen", "expected"),
     [
-        (False, 0, Next.RESTART, (False, 0)),
-        (False, 1, Next.CLOSE, (False, 1)),
-        (True, 0, Next.RESTART, (True, 0)),
-        (True, 2, Next.RESTART, (False, 1)),
-        (True, 1, Next.CLOSE, (True, 1)),
+        (False, 0, AfterExit.RESTART, (False, 0)),
+        (False, 1, AfterExit.CLOSE, (False, 1)),
+        (True, 0, AfterExit.RESTART, (True, 0)),
+        (True, 2, AfterExit.RESTART, (False, 1)),
+        (True, 1, AfterExit.CLOSE, (True, 1)),
     ],
 )
 def test_the_call_that_an_ended_process_was_sent(has_begun, retries, chosen, expected):
     call = Call("echo", 0, Kind.CALL, Mock(), retries=retries)
     culprit = Activity("echo", 0, 1) if has_begun else None
     error = ea.ActorDiedError("ended")
-    ended = ProcessExit(ActorProcess(0), ExitReport(), call, Remainder(culprit), error, Plan(chosen))
-    assert (call.after_exit(ended), call.retries) == expected
+    process_exit = ProcessExit(ActorProcess(0), ExitReport(), call, Uncompleted(culprit), error, Plan(chosen))
+    assert (call.after_exit(process_exit), call.retries) == expected
     assert call.future.set_exception.called is expected[0]
 
 
@@ -109,3 +110,30 @@ def test_a_failed_request(changes, expected):
         for each in (LOSS, REQUEST)
     ]
     assert decide(*facts, **changes).fate is expected
+
+
+def crashed(policy, *times, monkeypatch):
+    """Return a tracker of crashes at these times."""
+    tracker, process = RestartTracker(ea.RestartPolicy(**policy)), ActorProcess(0, has_started=True)
+    for when in times:
+        monkeypatch.setattr(exits.time, "monotonic", lambda when=when: when)
+        tracker.plan(process, ea.ActorDiedError(f"at {when}"), is_first=False)
+    return tracker
+
+
+def test_a_restart_is_counted_against_the_limit_that_is_reached_first(monkeypatch):
+    limits = {"max_restarts": 2, "window": 10.0, "max_lifetime_restarts": 9}
+    tracker = crashed(limits, 0.0, 20.0, 40.0, monkeypatch=monkeypatch)
+    assert tracker.describe(0.0) == "restart 1 of 2 in 0.0 s"
+    limits["max_lifetime_restarts"] = 3
+    tracker = crashed(limits, 0.0, 20.0, 40.0, monkeypatch=monkeypatch)
+    assert tracker.describe(0.0) == "restart 3 of 3 in 0.0 s"
+
+
+def test_exhausted_restarts_are_those_that_count_against_the_limit(monkeypatch):
+    limits = {"max_restarts": 2, "window": 10.0, "max_lifetime_restarts": 9}
+    tracker = crashed(limits, 0.0, 20.0, 40.0, 41.0, 42.0, monkeypatch=monkeypatch)
+    assert [str(error) for error in tracker.errors] == ["at 40.0", "at 41.0", "at 42.0"]
+    limits["max_lifetime_restarts"] = 2
+    tracker = crashed(limits, 0.0, 20.0, 40.0, monkeypatch=monkeypatch)
+    assert [str(error) for error in tracker.errors] == ["at 0.0", "at 20.0", "at 40.0"]

@@ -271,3 +271,16 @@ def test_a_timeout_may_be_longer_than_one_wait(make, monkeypatch):
     future.set_result(3)
     thread.join()
     assert found == [3]
+
+
+def test_asyncio_sees_an_outcome_that_nobody_has_read(make):
+    """`asyncio` looks at `_get_snapshot` in place of `result` since Python 3.15."""
+    fine, failed, canceled, pending = make(), make(), make(), make()
+    error = KeyError("a")
+    fine.set_outcome(ReadyOutcome(3))
+    failed.set_outcome(ReadyOutcome(None, error))
+    canceled.set_canceled()
+    assert fine._get_snapshot() == (True, False, 3, None)
+    assert failed._get_snapshot() == (True, False, None, error)
+    assert canceled._get_snapshot() == (True, True, None, None)
+    assert pending._get_snapshot() == (False, False, None, None)

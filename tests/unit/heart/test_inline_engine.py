@@ -530,3 +530,14 @@ def test_a_reset_that_always_raises_ends_without_a_limit_of_restarts():
     envs = ea.VectorEnv([NeverResets], on_failure="renew", backend="inline", restart=endless)
     with envs, pytest.raises(ea.VectorStepError, match="never"):
         envs.reset(seed=0)
+
+
+def test_a_replaced_env_counts_as_a_restart_and_its_error_is_the_last_failure():
+    with make(functools.partial(Env, 3)) as envs:
+        envs.reset(seed=0)
+        step(envs, 3)
+        stats = envs.actors[0].stats()
+        assert (stats.incarnation, stats.restarts) == (1, 1)
+        assert "ValueError" in str(stats.last_failure)
+        envs.actors[0].renew().result()
+        assert envs.actors[0].stats().restarts == 1

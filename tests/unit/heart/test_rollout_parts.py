@@ -643,7 +643,7 @@ def test_an_exception_at_every_line_of_the_failure_of_a_part_loses_no_result(sta
             actors = [stage.actor(0), stage.actor(1)]
             with stage.table.lock, stage.table.lock.change(*actors):
                 for actor in actors:
-                    actor.jobs.running.fail(lambda activity, actor=actor: actor.errors.lost_process(activity, 0, None))
+                    actor.jobs.running.fail(lambda activity, actor=actor: actor.errors.process_gone(activity, 0, None))
 
         if interrupt(fail_parts, number, only=NAMES) is None:
             break

@@ -324,3 +324,13 @@ def test_closing_many_actors_whose_workers_cannot_be_killed_takes_as_long_as_clo
     assert time.monotonic() - begun < 0.1 + 0.9 + 0.5
     for worker in workers:
         worker.crash()
+
+
+def test_options_add_to_those_of_the_handle():
+    with ea.spawn(PlayedEnv, backend="inline") as actor:
+        with pytest.warns(UserWarning, match="deadlines"):
+            handle = actor.options(deadline=1.5).options(retries=2)
+        assert (handle._deadline, handle._retries) == (1.5, 2)
+        handle = handle.options(deadline=2.5)
+        assert (handle._deadline, handle._retries) == (2.5, 2)
+        assert handle.options(retries=0)._retries == 0

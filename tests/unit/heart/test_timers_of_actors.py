@@ -9,7 +9,7 @@ import pytest
 import envactors as ea
 from envactors.actor.activity import Activity
 from envactors.actor.change import ChangeLock
-from envactors.actor.running_code import InlineRequest, RunningCode
+from envactors.actor.request_stack import InlineRequest, RequestStack
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 
 
@@ -65,5 +65,5 @@ class Request(InlineRequest):
 def test_code_in_this_process_that_is_slow_after_zero_seconds_is_looked_at_with_pauses():
     loop = IdleLoop()
     now = time.monotonic()
-    RunningCode(ChangeLock(), loop, 0.0).enter(Request(0, is_nested=False))
+    RequestStack(ChangeLock(), loop, 0.0).enter(Request(0, is_nested=False))
     assert min(loop.times) >= now + 0.005

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 import threading
 import time
 import traceback
@@ -23,7 +24,7 @@ _LOOKS = 4
 
 
 class InlineRequest(abc.ABC):
-    """A request that runs env code in the thread of its caller, and the context in which it does; see `RunningCode`.
+    """A request that runs env code in the thread of its caller, and the context in which it does; see `RequestStack`.
 
     Args:
         index: The env whose code runs first.
@@ -69,7 +70,7 @@ class InlineRequest(abc.ABC):
         """Return what is running, and the actor that runs it, for a warning; None if there is to be none."""
 
 
-class RunningCode:
+class RequestStack:
     """The requests that run env code: those of one in-process actor, or of all that share a lock.
 
     There is more than one if env code makes requests of other envs. Each runs in ``with lock, code.enter(request):``.
@@ -89,11 +90,6 @@ class RunningCode:
         self._requests: list[InlineRequest] = []  # the outermost one first; an interrupt may leave more
         self._count = 0
         self._is_looking = False
-        # The request and the env that were running at the last look, when they were first seen, and whether they were
-        # reported.
-        self._seen: tuple[int, int] | None = None
-        self._since = 0.0
-        self._is_reported = False
 
     def enter(self, request: InlineRequest) -> InlineRequest:
         """Return the context in which a request runs env code, under the lock."""
@@ -102,7 +98,7 @@ class RunningCode:
         self._count += 1
         request.begin(self._requests, self._count, self._lock)
         if not self._is_looking and self._slow is not None:
-            self._look_later(self._slow)
+            self._look_later(self._slow, None, 0.0)
         return request
 
     def thread_of(self, envs: range) -> int | None:
@@ -113,29 +109,29 @@ class RunningCode:
         """Return whether the calling thread runs code of one of these envs."""
         return bool(self._requests) and self._lock.is_held_here() and self.thread_of(envs) is not None
 
-    def _look_later(self, slow: float) -> None:
-        self._is_looking = True
-        pause = max(slow / _LOOKS, SHORTEST_PAUSE)
-        self._loop.call_at(time.monotonic() + pause, functools.partial(self._look, slow))
+    def _look_later(self, slow: float, seen: tuple[int, int] | None, since: float) -> None:
+        """Look again in a moment.
 
-    def _look(self, slow: float) -> None:
+        Args:
+            slow: After how many seconds a request is slow.
+            seen: The request and the env that run now; None if nobody has looked.
+            since: When they were first seen (`time.monotonic`); infinity if they were reported.
+        """
+        self._is_looking = True
+        when = time.monotonic() + max(slow / _LOOKS, SHORTEST_PAUSE)
+        self._loop.call_at(when, functools.partial(self._look, slow, seen, since))
+
+    def _look(self, slow: float, seen: tuple[int, int] | None, since: float) -> None:
         self._is_looking = False
-        running = self._requests[-1:]
-        if not running:
-            return
-        request = running[0]
-        seen = request.number, request.index
-        now = time.monotonic()
-        if seen != self._seen:
-            self._seen = seen
-            self._since = now
-            self._is_reported = False
-        elif not self._is_reported and now - self._since >= slow:
-            self._is_reported = True
-            described = request.describe()
-            if described is not None:
-                warn_of_slow(*described, now - self._since, functools.partial(stack_of, request.thread))
-        self._look_later(slow)
+        for request in self._requests[-1:]:
+            running, now = (request.number, request.index), time.monotonic()
+            if running != seen:
+                since = now
+            elif now - since >= slow:
+                if (described := request.describe()) is not None:
+                    warn_of_slow(*described, now - since, functools.partial(stack_of, request.thread))
+                since = math.inf
+            self._look_later(slow, running, since)
 
 
 def stack_of(thread: int | None) -> str:
