@@ -153,6 +153,18 @@ def test_parameters_that_are_rejected_leave_the_memory_of_an_earlier_rollout_for
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_repeats_count_as_complete_steps(backend, monkeypatch):
+    made = []
+    make = memory.TrajectoryBuffer.__init__
+    monkeypatch.setattr(memory.TrajectoryBuffer, "__init__", lambda *args: (made.append(args[0]), make(*args))[1])
+    with ea.VectorEnv([Env, lambda: Env(2)], backend=backend, autoreset="disabled") as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_policy)
+        assert envs.rollout(4).valid.sum(axis=0).tolist() == [4, 2]
+    assert made[0].trajectory.steps_done.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_a_failure_leaves_the_observations_after_the_steps_that_were_made(backend):
     factories = [Env, lambda: Env(raises_at=2)]
     with ea.VectorEnv(factories, backend=backend, envs_per_actor=2) as envs:
