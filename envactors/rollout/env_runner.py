@@ -117,14 +117,14 @@ class EnvRunner:
     def run(self, order: Order, choose: Callable[[int], OrderReply | None]) -> OrderReply:
         """Carry out an order, until all steps are complete or an env raises; return the reply.
 
-        Results are written at two places. Most are *plain*: an array of numbers, a float, and a dict, without a reset
-        within the step. This loop writes them itself, since even one call more per step makes rollouts of light envs 7
-        % slower. `_write_result` writes all others, and a plain one again if the loop fails to: an observation must be
-        converted, or nothing fits. For both the following holds:
+        Results are written at two places. Most results are *plain*: an array of numbers, a float, and a dict, without a
+        reset within the step. This loop writes them, since one call more per step makes rollouts of light envs 7 %
+        slower. `_write_result` writes all others. If the loop fails to write a plain result, since the observation must
+        be converted or does not fit, `_write_result` writes all of it again. Both keep to these rules:
 
-        - The observation, the reward, the info, and a boundary are written before the step counts as done.
-        - The plan passes a boundary after everything that may raise, so that it passes each one once.
-        - Checks, object leaves, and times are no part of plain results: without them `_plain_results` is set.
+        - A step counts as done after its observation, reward, info, and boundary are written.
+        - The plan passes a boundary after everything that may raise. So it passes each one once.
+        - Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no plain results.
 
         Args:
             order: The order.

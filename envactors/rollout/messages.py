@@ -50,7 +50,7 @@ class MirroredSteps(NamedTuple):
 
 
 class PolicyRecipe(NamedTuple):
-    """A policy to make: its id within the vector, the pickled function that makes it, and the seed of its numbers."""
+    """A policy to make: its id within the vector, its pickled function, and the seed of its random numbers."""
 
     policy_id: int
     pickled: bytes

@@ -1,9 +1,13 @@
-"""One actor's part of a rollout: orders to its worker, until every env has taken every step or an error ends it.
+"""One actor's part of a rollout: orders to its worker, until every env has taken every step, or an error ends it.
 
-    start: an order ──▶ the worker alternates the policy and its envs ──▶ on_reply: it is done, or an env raised
-      ▲                                                             └──▶ after_exit: its process ended
-      │                                                                             │
-      └── the steps that are left, once `RolloutFailures` has decided about each env ◀┘
+    start            sends an order: the steps that are left, and first of all the policy if the process lacks it
+      │              the worker then alternates the policy and its envs, and counts the steps that are complete
+      ├▶ on_reply    it has taken all steps, an env or the policy has raised, or the policy returned more than has room
+      ├▶ on_late     a deadline was missed: the actor ends the process
+      └▶ after_exit  the process has ended
+
+Both `on_reply` and `after_exit` first accept the complete steps, and then decide about the envs without a result, with
+`RolloutFailures`. If that leaves steps to run, the actor calls `start` again. Otherwise the part ends.
 
 Everything runs under the lock of the vector.
 """
@@ -35,7 +39,7 @@ from envactors.vector.env_group import EnvGroup
 
 
 class RolloutSpec(NamedTuple):
-    """What all parts of a rollout have in common.
+    """The facts that all parts of a rollout have in common.
 
     Attributes:
         recipe: Recipe of the policy.
@@ -78,13 +82,12 @@ class RolloutPart(Job):
         self.actor = group.actor
         # None once the part has ended. Then it does not refer to the rollout, which is freed with its futures.
         self._on_end: Callable[[], object] | None = on_end
-        # Incarnation of the process that has the policy. The part assumes so of the first one, unless that replies that
-        # it must make the policy first. Later ones make it with their first order.
+        # Incarnation of the process that has the policy. The first process counts as one, until it replies that it must
+        # make the policy. Each later one makes the policy in its first order.
         self._policy_made_in: int | None = None
         # Whether the worker makes the policy in the current order.
         self._makes_policy = False
-        # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order; None if none
-        # has.
+        # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order. Else None.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose steps come with replies.
         self._is_remote: bool = group.actor.config.backend.traits.is_remote
@@ -117,12 +120,16 @@ class RolloutPart(Job):
         self.actor.jobs.enqueue(self)
 
     def _renew_if_due(self, *, first: bool) -> None:
-        """Queue the replacement of the process, ahead of all jobs if ``first``, if it is due at the reset of an env."""
+        """Queue the replacement of the process if an env is due to be reset in a new one.
+
+        Args:
+            first: Whether it comes ahead of all other jobs.
+        """
         if reason := self._group.table.episodes.renewal_reason(self.envs.indices):
             self.actor.jobs.enqueue(Renewal(reason=reason), first=first)
 
     def start(self) -> Job | None:
-        """Order the steps that are left."""
+        """Order the steps that are left. The part may end instead, if envs cannot take them."""
         envs, actor = self.envs, self.actor
         if self.has_ended:
             return None
@@ -183,7 +190,10 @@ class RolloutPart(Job):
         return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
-        """Accept no later progress of the worker. From another machine, all progress comes later."""
+        """Accept the steps that are complete now, and no later ones.
+
+        Those of another machine come when its worker has ended. So all of them are accepted then.
+        """
         if not self._is_remote:
             self._accept_completed()
         self._late = activity
@@ -233,7 +243,7 @@ class RolloutPart(Job):
         return self._group.recovery.step_inputs(culprit.env, self.envs.posted(culprit.env))
 
     def after_exit(self, ended: ProcessExit) -> bool:
-        """Decide about the envs of an ended process, and continue in the next one."""
+        """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""
         self._late = None
         if ended.culprit is not None:
             loss = self._group.recovery.exit_loss(ended.culprit, ended)
@@ -246,7 +256,7 @@ class RolloutPart(Job):
         return self._end_if_decided()
 
     def fail(self, error_of: ErrorOf) -> None:
-        """End: no process will run the rest."""
+        """End the part with an error, unless it has ended: no process will run the steps that are left."""
         if not self.has_ended:
             self.failures.fail_all(error_of(self._activity_of_order))
         self._end()

@@ -29,8 +29,8 @@ from envactors.vector.table import EnvTable
 class RolloutEnvs:
     """How far each env of one actor has got, and what it does next.
 
-    The *next step* of an env is the first one that is not accepted. It has a result once the worker has completed it,
-    or once it has failed and was answered with a truncation.
+    The *next step* of an env is the first one that is not accepted. `accept` takes the steps that the worker has
+    completed, and `truncate` answers a step that has failed.
 
     Args:
         table: The envs of the vector.
@@ -41,8 +41,8 @@ class RolloutEnvs:
         indices: As above.
         steps: Number of steps of the rollout.
         accepted_steps: How many steps of each env are accepted, by env.
-        plans: The plan of each env in the last order, by env; empty before the first. Its seed is that of
-            the next reset.
+        plans: The plan of each env in the last order, by env; empty before the first order. Its seed is that of the
+            next reset.
         reset_after_failure: The envs whose next step has failed, and within which the next process resets them, as
             ``autoreset="same_step"`` demands.
         last_results: The last results of the envs.
@@ -129,7 +129,11 @@ class RolloutEnvs:
     # Failures --------------------------------------------------------------------------------------------
 
     def failed_in(self, running: Activity) -> list[int]:
-        """Return the envs whose next step fails because the process has ended in this activity."""
+        """Return the envs whose next step fails because the process has ended in this activity.
+
+        A step or reset concerns its env. A call of the policy concerns all envs that take the next step, unless the
+        policy has returned: then no env had begun. The activity may name an env that has completed its step meanwhile.
+        """
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]
         due = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
