@@ -44,9 +44,6 @@ class LooseResults:
     def add_part(self, part: RolloutPart) -> None:
         """Add the results of one actor. Runs code of users.
 
-        The steps of an env that failed and continued also have an info about that, which contains the info of the
-        worker. So this reads the latter first.
-
         Raises:
             BaseException: Whatever unpickling raises.
         """
@@ -55,12 +52,9 @@ class LooseResults:
         self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
         self.policy_errors.update(_exceptions_of(failures.policy_errors))
-        for step, index in failures.errors_by_step:
-            if trajectory.kinds[step, index] == KIND_TRUNCATED and trajectory.steps_done[index] > step:  # it continued
-                info, error = self.infos.get((step, index), {}), self.errors_by_step[step, index]
-                was_reset = trajectory.starts[step + 1, index]  # within the step, in the next process
-                before = self._result_before(step, index, envs) if was_reset else None
-                self.infos[step, index] = failure_info(info, error, before)
+        answered = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
+        # Made before any is stored: each contains infos of the worker, also that of the step before it.
+        self.infos.update({key: self._failure_info(*key, envs) for key in answered})
 
     def _read_infos(self, envs: RolloutEnvs) -> None:
         """Read the infos and object leaves of an actor's steps."""
@@ -94,16 +88,16 @@ class LooseResults:
                 if not (isinstance(info, dict) and not info):
                     self.infos[step, index] = info
 
-    def _result_before(self, step: int, index: int, envs: RolloutEnvs) -> tuple[Any, Any]:
-        """Return the observation before a step of an env, and the info of the step or reset that returned it."""
-        trajectory, objects = envs.trajectory, iter(self.objects.get((step, index), ()))
-        arrays = trajectory.observations
-        leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
-        obs = unflatten(trajectory.layout.observation, leaves)
-        if step:
-            return obs, self.infos.get((step - 1, index), {})
-        content = envs.last_results.contents_before_step[0, index]
-        return obs, {} if content is None else decode(content)[0]
+    def _failure_info(self, step: int, index: int, envs: RolloutEnvs) -> dict[str, Any]:
+        """Return the info of a step that failed and was answered with a truncation."""
+        trajectory, before = envs.trajectory, None
+        if trajectory.starts[step + 1, index]:  # the next process has reset the env within the step
+            objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
+            leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
+            content = None if step else envs.last_results.contents_before_step[0, index]
+            info = self.infos.get((step - 1, index), {}) if content is None else decode(content)[0]
+            before = unflatten(trajectory.layout.observation, leaves), info
+        return failure_info(self.infos.get((step, index), {}), self.errors_by_step[step, index], before)
 
 
 def assemble(

@@ -103,13 +103,11 @@ class OrderReply(NamedTuple):
 
     Attributes:
         must_make_policy: Whether the worker did nothing, since its process lacks the policy and got no recipe.
-        position: Position of the env that raised, if one has.
-        failure: Its exception; None if none has raised.
+        failures: Positions and exceptions of the envs that raised in a step, which the other envs have completed.
         layout: The layout to make room for, since the policy returned actions or extras that the trajectory has no room
             for; None if it has.
     """
 
     must_make_policy: bool = False
-    position: int = 0
-    failure: Failure | None = None
+    failures: Sequence[tuple[int, Failure]] = ()
     layout: TrajectoryLayout | None = None

@@ -207,7 +207,7 @@ class RolloutPart(Job):
                 self.envs.last_results.large_contents[key] = bytes(content)
 
     def on_reply(self, frame: Frame) -> bool:
-        """Accept the steps, and decide about an env that raised; the part ends with its last step or an error."""
+        """Accept the steps, and decide about envs that raised; the part ends with its last step or an error."""
         self._accept_completed()
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
@@ -218,9 +218,9 @@ class RolloutPart(Job):
         self._makes_policy = False
         if reply.must_make_policy:
             self._policy_made_in = None
-        if reply.failure is not None:
-            running = self.envs.activity(self.envs.indices[reply.position], self.call_id)
-            self.failures.recover(running.env, self._group.recovery.raised_loss(running, reply.failure))
+        for position, failure in reply.failures:
+            running = self.envs.activity(self.envs.indices[position], self.call_id)
+            self.failures.recover(running.env, self._group.recovery.raised_loss(running, failure))
         if reply.layout is not None:
             try:
                 self._spec.buffer.add_room(reply.layout)
