@@ -12,7 +12,7 @@ from envactors.actor.future import Outcome
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import Spec, flatten, unflatten
-from envactors.rollout.env_plan import KIND_STEP, KIND_TRUNCATED
+from envactors.rollout.env_plan import KIND_STEP
 from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
 from envactors.rollout.rollout_envs import RolloutEnvs
@@ -47,7 +47,7 @@ class LooseResults:
         Raises:
             BaseException: Whatever unpickling raises.
         """
-        envs, failures, trajectory = part.envs, part.failures, part.envs.trajectory
+        envs, failures = part.envs, part.failures
         self._read_infos(envs)
         self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
