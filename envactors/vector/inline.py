@@ -163,7 +163,6 @@ class InlineEngine(Engine):
             self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)
-            self._last.are_first[index] = False
 
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
@@ -419,7 +418,7 @@ class InlineEngine(Engine):
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
-            self._last.truncate(index)
+            self._last.truncate(index, is_first=False)
             self._last.incarnations[index] = actor.process.incarnation
             self._pending_infos[index] = {"failure": error}
         else:
@@ -429,7 +428,7 @@ class InlineEngine(Engine):
                 before = last and (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
                 if not user_called_reset:
-                    self._last.truncate(index)
+                    self._last.truncate(index, is_first=True)
 
     # Delivering ------------------------------------------------------------------------------------------
 

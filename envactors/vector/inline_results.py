@@ -65,10 +65,11 @@ class LastResults:
         self._observations[index] = obs
         return info
 
-    def truncate(self, index: int) -> None:
-        """Make the last result, which may be that of a reset, the answer to a failed step."""
+    def truncate(self, index: int, *, is_first: bool) -> None:
+        """Make the last result, which is that of a reset if ``is_first``, the answer to a failed step."""
         self._terminated[index], self._truncated[index] = False, True
         self._rewards[index] = self._no_reward
+        self.are_first[index] = is_first
 
     def info(self, index: int) -> Any:
         """Return a copy of the info of an env; an empty one if infos are not kept."""

@@ -207,6 +207,20 @@ def test_each_of_several_failures_reports_the_info_of_the_reset_before_it(backen
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_first_observation_of_a_lost_episode_is_still_the_first(backend):
+    """Env 1 loses its episode to the exception of env 0, after its reset. Its next step says so."""
+    factories = [lambda: Env(9, raises_at=2), lambda: Env(2)]
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0.0)
+    options = {"envs_per_actor": 2, "on_failure": "renew", "autoreset": "same_step", "restart": restart}
+    with ea.VectorEnv(factories, backend=backend, **options) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        rollout = envs.rollout(4)
+    assert rollout.starts.tolist() == [[True, True], [False, False], [True, True], [False, True]]
+    assert rollout.truncated[:, 1].tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_the_largest_seed_of_a_policy_works_and_larger_ones_are_refused(backend):
     with ea.VectorEnv([Env], backend=backend) as envs:
         envs.reset(seed=0)
