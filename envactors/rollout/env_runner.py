@@ -145,8 +145,6 @@ class EnvRunner:
         due: list[tuple[HostedEnv, EnvPlan]] = []
         failures: list[tuple[int, Failure]] = []
         for step in range(min(plan.first_step for _, plan in planned), trajectory.layout.steps):
-            if context.forks != forks:
-                os._exit(1)  # env code forked, and its child returned to this loop
             reply = choose(step)
             if reply is not None:
                 return reply
@@ -190,6 +188,8 @@ class EnvRunner:
                     self._write_result(hosted, plan, step, result)
                 except BaseException as error:
                     failures.append((hosted.position, as_failure(error, page)))
+            if context.forks != forks:
+                os._exit(1)  # env code or the policy forked, and the child returned to this loop
             if failures:
                 break
         return OrderReply(failures=failures)

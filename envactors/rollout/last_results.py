@@ -27,9 +27,8 @@ class LastResults:
 
     Attributes:
         incarnations: The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
-        contents_before_step: Contents that no worker has written in this rollout, by (step, env): that of step 0 is
-        from
-            before the rollout, and those of other steps are of truncated episodes.
+        contents_before_step: Contents that no worker has written in this rollout, by (step, env). Those of step 0 are
+            from before the rollout, and those of later steps are of truncated episodes.
         large_contents: Contents that did not fit into the trajectory, by cell.
     """
 
