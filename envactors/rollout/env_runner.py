@@ -266,7 +266,7 @@ class EnvRunner:
         """
         piece = self._infos.put(cell, self._infos.pack(info, objects))
         if piece is not None:
-            self._server.send_part(cell, piece)
+            self._server.send_piece(cell, piece)
 
     def _repeat(self, hosted: HostedEnv, step: int) -> None:
         """Write the last observation of an env again."""

@@ -123,4 +123,4 @@ class PolicyRunner:
 
     def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         assert self._server.memory is not None, "envs of a vector have memory"
-        return self._server.memory.open_part(place, writable=writable)
+        return self._server.memory.open_region(place, writable=writable)
