@@ -30,7 +30,7 @@ class LooseResults:
     Attributes:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
-        errors_by_step: Errors of all failed steps.
+        errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
         errors_to_raise: The errors of the envs that did not continue, by env.
         policy_errors: The exceptions that policies raised, by the first env of their actors.
     """
@@ -53,8 +53,8 @@ class LooseResults:
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
         self.policy_errors.update(_exceptions_of(failures.policy_errors))
         answered = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
-        # Made before any is stored: each contains infos of the worker, also that of the step before it.
-        self.infos.update({key: self._failure_info(*key, envs) for key in answered})
+        failure_infos = {key: self._failure_info(*key, envs) for key in answered}
+        self.infos.update(failure_infos)  # at once, since each contains infos as the worker has returned them
 
     def _read_infos(self, envs: RolloutEnvs) -> None:
         """Read the infos and object leaves of an actor's steps."""

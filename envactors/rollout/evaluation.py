@@ -24,8 +24,8 @@ _TRIES = 3
 class Evaluator:
     """Plays whole episodes: env ``i`` of ``n`` plays the episodes ``i``, ``i + n``, ``i + 2 n``, ...
 
-    So it does not depend on their lengths which episodes count. An env that has played all of its episodes steps on
-    with the others, and its results are discarded.
+    So the choice of the episodes does not depend on their lengths. An env that has played all of its episodes continues
+    to step with the others, and its results are discarded.
 
     Args:
         engine: Runs rollouts.

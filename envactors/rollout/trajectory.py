@@ -2,9 +2,9 @@
 
 The observation after a step is the one before the next step, so observations have one row more than everything else:
 
-    observations, starts                           [t] ─ policy ─┐           ┌──▶ [t + 1]
-    actions, extras                                              └▶ [t] env ┤
-    rewards, terminated, truncated, kinds, checks                            └──▶ [t]
+    observations, starts                            [t] ──┐                 ┌──▶ [t + 1]
+    actions, extras                                    policy ──▶ [t] ──┐   │
+    rewards, terminated, truncated, kinds, checks                      env ─┴──▶ [t]
 
 Step ``t`` reads row ``t`` of the observations. The policy writes row ``t`` of the actions. The env writes row ``t`` of
 the results, and row ``t + 1`` of the observations. ``starts[t]`` tells whether observation ``t`` begins an episode.
@@ -66,8 +66,8 @@ class Trajectory:
 
     Args:
         layout: Layout of the trajectory.
-        regions: Zeroed memory for results, actions, and extras; None for a region that the layout does not need. All
-            are None to compute ``sizes`` only.
+        regions: Zeroed memory for results, actions, and extras; None for a region that the layout does not need. A
+            trajectory without regions serves to compute ``sizes``.
 
     Attributes:
         layout: Layout of the trajectory.
