@@ -69,7 +69,7 @@ class RolloutEnvs:
         return min(self.accepted_steps.values())
 
     def accept(self, index: int, count: int, begun: int) -> None:
-        """Accept steps of an env.
+        """Accept steps of an env. If the first of them is the reset after a failure, it counts as truncated.
 
         Args:
             index: The env.
@@ -131,8 +131,8 @@ class RolloutEnvs:
     def failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity.
 
-        A step or reset concerns its env. A call of the policy concerns all envs that take the next step, unless the
-        policy has returned: then no env had begun. The activity may name an env that has completed its step meanwhile.
+        After a step or reset, that is its env, unless its result was complete. After a call of the policy, that is each
+        env whose actions it was choosing, unless it had written them.
         """
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]
