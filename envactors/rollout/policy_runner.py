@@ -84,7 +84,7 @@ class PolicyRunner:
             page.is_timing = False
 
     def _choose(self, env_runner: EnvRunner, step: int) -> OrderReply | None:
-        """Have the policy choose the actions of a step, unless the trajectory has them from an earlier process.
+        """Have the policy choose the actions of a step, unless it has for an earlier order: they are in the trajectory.
 
         Returns:
             None, or the reply to the order if the trajectory has no room for the policy's output.
