@@ -486,7 +486,7 @@ class VectorEnv(BoundToProcess):
         try:
             return evaluator.run(parameters)
         finally:
-            engine.end_episodes()
+            engine.require_resets()
 
     def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[ActorFuture[Rollout]]:
         engine = self._check_policy("rollout")

@@ -395,7 +395,7 @@ class Actor(ActorBase):
                 self.jobs.on_reply(frame)
             elif kind == Kind.OVERFLOW:
                 self.tenant.on_overflow(frame)
-            elif kind == Kind.PART and job is not None and is_of_job:
+            elif kind == Kind.PIECE and job is not None and is_of_job:
                 job.on_reply_piece(frame)
             elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
                 self._on_start_reply(frame)

@@ -73,20 +73,20 @@ class RowMemory(ABC):
 
     @abstractmethod
     def extend(self, size: int) -> tuple[tuple[int, int], Any]:
-        """Add a part of zeros, which is freed once nothing refers to it.
+        """Add a region of zeros, which is freed once nothing refers to it.
 
         Args:
             size: Its size in bytes.
 
         Returns:
-            The place, by which workers open the part, and the part.
+            The place, by which workers open the region, and the region.
 
         Raises:
             OSError: There is not enough memory.
         """
 
     def publish(self, place: tuple[int, int]) -> None:
-        """Make the content of a part visible to all workers before any request that is sent later."""
+        """Make the content of a region visible to all workers before any request that is sent later."""
         del place  # on this machine the memory is shared
 
     @abstractmethod
@@ -108,7 +108,7 @@ class MirroredPart(Protocol):
         """Write a content on the node, before a request."""
 
     def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:
-        """Return what the request has written, for a frame of `Kind.PART`."""
+        """Return what the request has written, for a frame of `Kind.PIECE`."""
 
 
 class Node(Protocol):

@@ -54,7 +54,7 @@ class ThreadMemory(RowMemory, OpenMemory):
         self._parts[place] = part
         return place, part.data
 
-    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+    def open_region(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         part = self._parts[place].data
         return part if writable else part.toreadonly()
 

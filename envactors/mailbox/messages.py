@@ -48,8 +48,8 @@ class Kind(enum.IntEnum):
     ENV_MADE = 20
     # Sent at any time by any thread: what env code logs, as the attributes of a log record.
     LOGGED = 21
-    # Sent while an EXTEND runs: parts of its result, a `envactors.mailbox.bundle`.
-    PART = 22
+    # Sent while an EXTEND runs: pieces of its reply, a `envactors.mailbox.bundle`.
+    PIECE = 22
 
 
 class Frame(NamedTuple):

@@ -209,7 +209,7 @@ class HostedWorker:
             part, regions = self._mirrored
             self._mirrored = None
             payload = part.read(regions)
-            record = Record(RecordKind.FRAME, self.worker_id, payload, Kind.PART, self._incarnation, self._last_call)
+            record = Record(RecordKind.FRAME, self.worker_id, payload, Kind.PIECE, self._incarnation, self._last_call)
             self._link.send(record)
 
     def _forward(self, frame: Frame) -> None:

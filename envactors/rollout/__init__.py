@@ -1,18 +1,23 @@
 """Rollouts: the policy runs in the workers, which write whole trajectories into shared memory.
 
-    caller      engine ── part, one per actor ── rollout_envs        at the end, assembly makes the result
+    caller      engine ── part, one per actor ── completed_steps        at the end, assembly makes the result
                             │ order    ▲ reply       │ reads
     shared                  ▼          │        trajectory
     worker                policy_runner ── env_runner ┘ writes
 
+Three words for three things: a *part* is one actor's share of a rollout, a *piece* is a frame of a reply that comes
+before the rest, and a *region* is a span of the memory that a vector shares with its workers.
+
 The caller's half:
-    base            Interface of the rollouts of a vector, and what those of workers and in-process have in common
+    base            Interface of the rollouts of a vector, and the code that workers and in-process envs share
     engine          Rollouts of a vector whose envs run in workers, and those in flight
     part            One actor's part of a rollout: the job that sends orders and takes replies
-    rollout_envs    How far each env of an actor has got: episodes, journals, and last results
-    failures        What becomes of the steps that have no results
+    rollout_envs    How far each env of an actor has got, and what it does next
+    completed_steps Accepts the steps that a worker has completed into episodes and journals
+    last_results    The last results of envs: out of their rows at the start, and into them at the end
+    failures        Carries out the fates of steps that have no results
     memory          Buffers for trajectories, and the parameters of policies
-    assembly        Makes a `Rollout` from a trajectory and from everything that has no array there
+    assembly        Makes a `Rollout` from a trajectory and from the results that have no array there
     results         `Rollout` and `Evaluation`
     evaluation      Whole episodes: seeded resets with rollouts in between
     inline          The work of both halves for in-process envs
@@ -23,7 +28,7 @@ The worker's half, which imports nothing of the caller's:
 
 Both halves and `inline` use:
     messages        Orders and replies
-    env_plan        The rules of episodes: which kind of step an env takes next
+    env_plan        The rules of episodes: which kind of step an env takes next, with which seed it is reset
     trajectory      The arrays that the caller and its workers share
     policy          The policy of one actor, and its context
     policy_output   Checks what a policy returns, and writes it to a trajectory

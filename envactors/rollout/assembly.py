@@ -1,4 +1,4 @@
-"""Make a `Rollout` from a trajectory and from everything that has no array there."""
+"""Make a `Rollout` from a trajectory and from the results that have no array there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.future import Outcome
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import Spec, flatten, unflatten
-from envactors.rollout.env_plan import KIND_STEP, KIND_TRUNCATED
+from envactors.rollout.env_plan import KIND_STEP
+from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
 from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.rollout.trajectory import Trajectory
@@ -22,37 +24,95 @@ StepKey: TypeAlias = tuple[int, int]
 
 
 @dataclasses.dataclass(eq=False)
-class Sidecar:
-    """Everything of a rollout that has no array in its trajectory.
+class LooseResults:
+    """All results of a rollout that have no array in its trajectory.
 
     Attributes:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
-        errors_by_step: Errors of envs that raised or crashed, also of those that continued.
-        errors_by_env: Errors to raise, by env.
+        errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
+        errors_to_raise: The errors of the envs that did not continue, by env.
         policy_errors: The exceptions that policies raised, by the first env of their actors.
     """
 
     infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
     objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
     errors_by_step: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
-    errors_by_env: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    errors_to_raise: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     policy_errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+
+    def add_part(self, part: RolloutPart) -> None:
+        """Add the results of one actor. Runs code of users.
+
+        Raises:
+            BaseException: Whatever unpickling raises.
+        """
+        envs, failures = part.envs, part.failures
+        self._read_infos(envs)
+        self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
+        self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
+        self.policy_errors.update(_exceptions_of(failures.policy_errors))
+        answered = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
+        failure_infos = {key: self._failure_info(*key, envs) for key in answered}
+        self.infos.update(failure_infos)  # at once, since each contains infos as the worker has returned them
+
+    def _read_infos(self, envs: RolloutEnvs) -> None:
+        """Read the infos and object leaves of an actor's steps."""
+        trajectory, layout = envs.trajectory, envs.trajectory.layout
+        first, mine = envs.indices.start, slice_of(envs.indices)
+        if not trajectory.has_all_leaves:
+            for key, content in envs.last_results.contents_before_step.items():
+                self.objects[key] = [] if content is None else decode(content)[1]
+        encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
+        if not encodings.any():
+            return
+        steps, positions = (encodings != PLAIN).nonzero()
+        is_done = steps < trajectory.steps_done[mine][positions]
+        steps = steps[is_done]
+        indices = positions[is_done] + first
+        cells = steps * layout.envs + indices
+        reader = Infos(trajectory)
+        # Infos of one size are most often of one layout, too, and are then decoded together.
+        sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
+        for size in np.unique(sizes):
+            alike_at = np.flatnonzero(sizes == size)
+            keys = list(zip(steps[alike_at].tolist(), indices[alike_at].tolist(), strict=True))
+            alike = decode_alike(trajectory.inline_infos[cells[alike_at], :size]) if size else None
+            if alike is not None:
+                self.infos.update(zip(keys, alike, strict=True))
+                continue
+            for cell, (step, index) in zip(cells[alike_at].tolist(), keys, strict=True):
+                info, leaves = reader.decode(cell, envs.last_results.large_contents.get(cell))
+                if leaves:
+                    self.objects[step + 1, index] = leaves
+                if not (isinstance(info, dict) and not info):
+                    self.infos[step, index] = info
+
+    def _failure_info(self, step: int, index: int, envs: RolloutEnvs) -> dict[str, Any]:
+        """Return the info of a step that failed and was answered with a truncation."""
+        trajectory, before = envs.trajectory, None
+        if trajectory.starts[step + 1, index]:  # the next process has reset the env within the step
+            objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
+            leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
+            content = None if step else envs.last_results.contents_before_step[0, index]
+            info = self.infos.get((step - 1, index), {}) if content is None else decode(content)[0]
+            before = unflatten(trajectory.layout.observation, leaves), info
+        return failure_info(self.infos.get((step, index), {}), self.errors_by_step[step, index], before)
 
 
 def assemble(
-    trajectory: Trajectory, envs: range, sidecar: Sidecar, versions: npt.NDArray[np.int64], *, copies: bool
+    trajectory: Trajectory, envs: range, loose: LooseResults, versions: npt.NDArray[np.int64], *, copies: bool
 ) -> tuple[Rollout | None, BaseException | None]:
     """Return the result of consecutive envs, or the error to raise in its place.
 
     Args:
         trajectory: The trajectory that the actors have written to.
         envs: The envs.
-        sidecar: Everything that has no array in the trajectory.
+        loose: The results that have no array in the trajectory.
         versions: How often the user had given parameters since the policy was set; one per actor.
         copies: Whether to copy the arrays.
     """
-    for first_env, policy_error in sidecar.policy_errors.items():
+    for first_env, policy_error in loose.policy_errors.items():
         if first_env in envs:
             return None, policy_error
     layout, mine = trajectory.layout, slice_of(envs)
@@ -62,8 +122,8 @@ def assemble(
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
     was_run = np.arange(steps)[:, None] < trajectory.steps_done[mine]
-    observations = _observations(trajectory, sidecar)
-    spec = layout.learned or layout.observation
+    observations = _observations(trajectory, loose)
+    spec = layout.inferred or layout.observation
     rollout = Rollout(
         env_ids=np.arange(envs.start, envs.stop),
         obs=unflatten(spec, map(view, observations)),
@@ -74,27 +134,27 @@ def assemble(
         starts=view(trajectory.starts),
         extras={name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
         last_obs=unflatten(spec, (array[steps, mine].copy() for array in observations)),
-        infos=[(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
-        failures=[(*key, sidecar.errors_by_step[key]) for key in sorted(sidecar.errors_by_step) if key[1] in envs],
+        infos=[(*key, loose.infos[key]) for key in sorted(loose.infos) if key[1] in envs],
+        failures=[(*key, loose.errors_by_step[key]) for key in sorted(loose.errors_by_step) if key[1] in envs],
         policy_version=versions,
         valid=was_run & (trajectory.kinds[:, mine] == KIND_STEP),
     )
-    errors_by_env = {index: error for index, error in sidecar.errors_by_env.items() if index in envs}
-    if errors_by_env:
-        return None, step_error(errors_by_env, rollout, len(envs), "rollout")
+    errors_to_raise = {index: error for index, error in loose.errors_to_raise.items() if index in envs}
+    if errors_to_raise:
+        return None, step_error(errors_to_raise, rollout, len(envs), "rollout")
     return rollout, None
 
 
-def _observations(trajectory: Trajectory, sidecar: Sidecar) -> list[npt.NDArray[Any]]:
+def _observations(trajectory: Trajectory, loose: LooseResults) -> list[npt.NDArray[Any]]:
     """Return an array per leaf of the observations; leaves without an array become arrays of objects."""
     layout = trajectory.layout
     count = sum(array is None for array in trajectory.observations)
     objects = [np.full((layout.steps + 1, layout.envs), None, object) for _ in range(count)]
-    for key, leaves in sidecar.objects.items():
+    for key, leaves in loose.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
-    if layout.learned is not None:
-        return _arrays_of(layout.learned, objects[0])
+    if layout.inferred is not None:
+        return _arrays_of(layout.inferred, objects[0])
     others = iter(objects)
     return [next(others) if array is None else array for array in trajectory.observations]
 
@@ -112,56 +172,6 @@ def _arrays_of(spec: Spec, objects: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     return arrays
 
 
-def add_infos(sidecar: Sidecar, envs: RolloutEnvs) -> None:
-    """Add the infos and object leaves of an actor's steps to the sidecar of their rollout.
-
-    Raises:
-        BaseException: Whatever unpickling raises.
-    """
-    trajectory, layout = envs.trajectory, envs.trajectory.layout
-    first, mine = envs.indices.start, slice_of(envs.indices)
-    if not trajectory.is_whole:
-        for key, encoded in envs.encoded_by_step.items():
-            sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
-    encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
-    if not encodings.any():
-        return
-    steps, positions = (encodings != PLAIN).nonzero()
-    is_done = steps < trajectory.steps_done[mine][positions]
-    steps = steps[is_done]
-    indices = positions[is_done] + first
-    cells = steps * layout.envs + indices
-    reader = Infos(trajectory)
-    # Infos of one size are most often of one layout, too, and are then decoded together.
-    sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
-    for size in np.unique(sizes):
-        alike_at = np.flatnonzero(sizes == size)
-        keys = list(zip(steps[alike_at].tolist(), indices[alike_at].tolist(), strict=True))
-        alike = decode_alike(trajectory.inline_infos[cells[alike_at], :size]) if size else None
-        if alike is not None:
-            sidecar.infos.update(zip(keys, alike, strict=True))
-            continue
-        for cell, (step, index) in zip(cells[alike_at].tolist(), keys, strict=True):
-            info, leaves = reader.decode(cell, envs.large_infos.get(cell))
-            if leaves:
-                sidecar.objects[step + 1, index] = leaves
-            if not (isinstance(info, dict) and not info):
-                sidecar.infos[step, index] = info
-
-
-def add_failure_infos(sidecar: Sidecar, envs: RolloutEnvs, errors_by_step: dict[StepKey, BaseException]) -> None:
-    """Add the failures of an actor's envs to the sidecar: to the infos of their steps, too, if they continued."""
-    infos, trajectory = sidecar.infos, envs.trajectory
-    sidecar.errors_by_step.update(errors_by_step)
-    for (step, index), error in errors_by_step.items():
-        if trajectory.kinds[step, index] == KIND_TRUNCATED and trajectory.steps_done[index] > step:
-            before = None
-            if trajectory.starts[step + 1, index]:  # of a reset in the next process
-                objects = iter(sidecar.objects.get((step, index), ()))
-                arrays = trajectory.observations
-                leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
-                obs = unflatten(trajectory.layout.observation, leaves)
-                first = envs.encoded_by_step[0, index]
-                last_info = {} if first is None else decode(first)[0]
-                before = obs, infos.get((step - 1, index), {}) if step else last_info
-            infos[step, index] = failure_info(infos.get((step, index), {}), error, before)
+def _exceptions_of(outcomes: dict[Any, Outcome]) -> dict[Any, BaseException]:
+    """Return the exceptions in outcomes. Runs code of users."""
+    return {key: error for key, outcome in outcomes.items() if (error := outcome.read()[1]) is not None}

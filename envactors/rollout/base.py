@@ -30,8 +30,7 @@ class RolloutEngine(abc.ABC):
         self._next_index = 0
         # The seed of the policy.
         self._seed = 0
-        # Whether the policy can load parameters.
-        self._loads = False
+        self._policy_can_load = False
         self._engine = engine
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
@@ -39,7 +38,7 @@ class RolloutEngine(abc.ABC):
         self.check_free()
         if self._engine.observation_spec is None:
             raise VectorInputError("rollouts need envs with an observation space: give them one, or reset them first")
-        self._loads = self._make_policies(pickle_argument("make_policy", make_policy), seed)
+        self._policy_can_load = self._make_policies(pickle_argument("make_policy", make_policy), seed)
         self._seed = seed
         self._next_index = 0
 
@@ -59,19 +58,24 @@ class RolloutEngine(abc.ABC):
             self._set_parameters(*self._pickle_parameters(parameters))
 
     def _pickle_parameters(self, parameters: Any) -> tuple[bytes, list[memoryview]]:
-        """Return parameters, pickled without the contents of their arrays, and these; see `set_parameters`."""
-        if not self._loads:
+        """Return the pickled parameters without the contents of their arrays, and these contents."""
+        if not self._policy_can_load:
             raise TypeError("parameters for a policy that has no method load(parameters): add it, or leave them out")
         pickled, arrays = pickle_argument("the parameters", parameters, pickle_parameters)
         return pickled, arrays
 
     @abc.abstractmethod
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        """Have the policy load parameters, pickled without the contents of their arrays, and these."""
+        """Have the policy load parameters.
+
+        Args:
+            pickled: The parameters, pickled without the contents of their arrays.
+            arrays: These contents.
+        """
 
     @abc.abstractmethod
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
-        """Start a rollout.
+        """Start a rollout. The futures are done at its end, or now if the envs run in-process.
 
         Args:
             steps: Number of steps.
@@ -99,7 +103,7 @@ class RolloutEngine(abc.ABC):
         """Return the seed of an episode of `evaluate`."""
         return int(np.random.SeedSequence(self._seed, spawn_key=(1, number)).generate_state(1)[0])
 
-    def end_episodes(self) -> None:
+    def require_resets(self) -> None:
         """Require a reset of every env before its next step."""
         for index in self._engine.all.ids:
             self._engine.episodes.end_without_result(index)

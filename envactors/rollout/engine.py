@@ -1,4 +1,16 @@
-"""The rollouts of a vector whose envs run in workers. At most two are in flight."""
+"""The rollouts of a vector whose envs run in workers. At most two are in flight.
+
+A rollout is in flight from `WorkerRolloutEngine.start` until all its parts have ended: each with its last step, or with
+an error of an env, of the policy, or of the actor. Nobody can cancel it.
+
+    start           makes a part per actor, and queues it
+    deliver         a part has ended: resolves the futures whose parts have all ended
+    _on_end         all parts have ended: the rollout is not in flight any more
+    _end_parts      an actor is repaired after an interrupt: ends its parts of all rollouts in flight, then delivers
+
+An interrupt may come between any two of their statements. So all but `start` may be called again for the same part, and
+a rollout stays in flight until its futures are resolved.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +31,9 @@ from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_runner
-from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble
+from envactors.rollout.assembly import LooseResults, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
-from envactors.rollout.memory import ParameterStore, TrajectoryBuffers
+from envactors.rollout.memory import ParameterStore, TrajectoryBuffers, UnreadResults
 from envactors.rollout.messages import PolicyRecipe
 from envactors.rollout.part import RolloutPart, RolloutSpec
 from envactors.rollout.results import Rollout
@@ -52,8 +64,8 @@ class WorkerRolloutEngine(RolloutEngine):
         for position, group in enumerate(self._groups):
             group.end_rollout_parts = functools.partial(self._end_parts, position)
         self._actors = [group.actor for group in self._groups]
-        # The last error of each env in the current chain of rollouts; a rollout that continues no other clears it.
-        self._last_errors_by_env: dict[int, Outcome] = {}
+        # The last error of each env in rollouts that continue each other; one that continues no other begins anew.
+        self._last_errors: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
         self._policy_ids = itertools.count(1)
@@ -70,8 +82,8 @@ class WorkerRolloutEngine(RolloutEngine):
         ]
         loads = all(results_of(futures))
         rows, lock = self._table.slab.layout, self._table.lock
-        learned = self._engine.observation_spec if self._engine.batcher.infers_spec else None
-        layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
+        inferred = self._engine.observation_spec if self._engine.batcher.infers_spec else None
+        layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, inferred)
         parameters = ParameterStore(self._memory, lock, lambda: [each.spec.parameters for each in self._in_flight])
         self._policy = _Policy(recipe, parameters, layout)
         return loads
@@ -81,22 +93,31 @@ class WorkerRolloutEngine(RolloutEngine):
         with self._table.lock:
             self._policy.parameters.record(*written)
 
-    def end_episodes(self) -> None:
+    def require_resets(self) -> None:
         lock = self._table.lock
         with lock, lock.change(*self._actors):
-            if not self._in_flight:  # else an evaluation was interrupted
-                super().end_episodes()
+            if not self._in_flight:  # an interrupted evaluation leaves one, which may still step the envs
+                super().require_resets()
 
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
-        lock = self._table.lock
+        """Start a rollout; see `RolloutEngine.start`.
+
+        1. Check whether it can start, so that one that is refused takes no memory.
+        2. Pickle the parameters, take a buffer, and write the parameters to the memory. This runs code of users, and
+           copies, which a change must not. Everything taken is free again if it fails.
+        3. In one change, check again, since a signal handler or another thread may have started rollouts or steps
+           meanwhile. Then everything begins.
+        """
+        lock, policy = self._table.lock, self._policy
+        # This also waits for a change that has resolved a future, and that ends its rollout next.
         lock.repair_if_interrupted()
-        # It continues the rollouts in flight, also if they end before it begins.
+        # It continues the rollouts that are in flight now, also if they end before it begins. So envs may need a reset.
         continues = bool(self._in_flight)
-        self._check_startable(continues=continues)  # once more in the change; one refused here takes no memory
-        policy = self._policy
-        pickled = None if parameters is None else self._pickle_parameters(parameters)  # which may raise
+        self._check_startable(continues=continues)
+        pickled = None if parameters is None else self._pickle_parameters(parameters)
+        unread = UnreadResults(group.indices.start for group in self._groups[: None if each else 1])
         with lock:
-            buffer = self._buffers.take(policy.layout._replace(steps=steps))
+            buffer = self._buffers.take(policy.layout._replace(steps=steps), unread)
         written = None if pickled is None else policy.parameters.write(*pickled)
         copies = self._engine.reader.copies if copy is None else copy
         for group in self._groups:
@@ -107,46 +128,57 @@ class WorkerRolloutEngine(RolloutEngine):
             except EnvActorsError as refusal:
                 raise lock.refuse(refusal)
             if not (continues or self._in_flight):
-                self._last_errors_by_env = {}
+                self._last_errors = {}
             if written is not None:
                 policy.parameters.record(*written)
-            last_parameters, last_errors = policy.parameters.last, self._last_errors_by_env
-            spec = RolloutSpec(policy.recipe, last_parameters, self._next_index, buffer, copies, last_errors)
-            rollout = RolloutInFlight(self._groups, spec, self._on_end, each=each)
+            self._buffers.begin(buffer)
+            index, last = self._next_index, policy.parameters.last
+            spec = RolloutSpec(policy.recipe, last, index, buffer, copies, self._last_errors)
+            rollout = RolloutInFlight(self._groups, spec, unread, self._on_end)
             futures = list(rollout.parts_by_future)
-            self._buffers.use(buffer, rollout)
             self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
             for part in rollout.parts:
                 part.enqueue()
         return futures
 
+    def check_free(self) -> None:
+        self._table.lock.repair_if_interrupted()  # see `start`
+        self._check_free(fewer_than=1)
+
     def _check_startable(self, *, continues: bool) -> None:
-        """Raise if no rollout can start; see `start`. One that continues others may find envs that need a reset."""
-        self.check_free(fewer_than=_MOST)
+        """Raise if no rollout can start; see `RolloutEngine.start`.
+
+        Args:
+            continues: Whether it continues others, so that envs may need a reset.
+        """
+        self._check_free(fewer_than=_MOST)
         if not (continues or self._in_flight):
             self._engine.episodes.check_steppable(self._engine.all.ids)
         for actor in self._actors:
             if actor.is_closing:
                 raise actor.errors.actor_closed(Activity("rollout", actor.config.first_index))
 
-    def check_free(self, *, fewer_than: int = 1) -> None:
+    def _check_free(self, *, fewer_than: int) -> None:
         """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""
         if (count := len(self._in_flight)) >= fewer_than:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
         super().check_free()
 
     def _on_end(self, rollout: RolloutInFlight) -> None:
-        """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""
+        """Record that all parts of a rollout have ended."""
         self._policy.layout = rollout.spec.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
-        """End the parts of an actor after an interrupt, also those that it does not know of, and deliver again."""
+        """End the parts of an actor after an interrupt, also those that it does not know of.
+
+        `deliver` may have been interrupted after a part had ended, and `_set_in_flight` before the table had the count.
+        """
         for rollout in list(self._in_flight):
             rollout.parts[position].fail(error_of)
             rollout.deliver()
-        self._set_in_flight(self._in_flight)  # the change may not have got to the count of the table
+        self._set_in_flight(self._in_flight)
 
     def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
         self._in_flight = rollouts
@@ -169,46 +201,40 @@ class _Policy:
 
 
 class RolloutInFlight:
-    """One rollout, which its futures belong to: nothing but closing the vector ends it.
+    """One rollout. It owns its futures, and is freed with them once it has ended.
 
     Args:
         groups: The envs of each actor.
-        spec: What its parts have in common.
-        on_end: Called with this once all parts have ended; again after an interrupt.
-        each: Whether each actor has a future.
+        spec: The facts that its parts have in common.
+        unread: The first env of each future: of one for all actors, or of one per actor.
+        on_end: Called with this once all parts have ended.
 
     Attributes:
         spec: As above.
         runtime: The threads that serve the actors.
         parts: The part of each actor.
-        parts_by_future: The parts whose results each future has, until they have ended.
+        parts_by_future: The parts that each future waits for, until they have ended.
     """
 
     def __init__(
-        self, groups: Sequence[EnvGroup], spec: RolloutSpec, on_end: Callable[[RolloutInFlight], object], *, each: bool
+        self, groups: Sequence[EnvGroup], spec: RolloutSpec, unread: UnreadResults, on_end: Callable[[Any], object]
     ) -> None:
         self.spec = spec
         self.runtime: Runtime = groups[0].actor.runtime
         self.parts: list[RolloutPart] = [RolloutPart(group, spec, self.deliver) for group in groups]
-        shares = [[part] for part in self.parts] if each else [self.parts]
+        shares = [self.parts] if len(unread) == 1 else [[part] for part in self.parts]
         self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
             ActorFuture(self, None): parts for parts in shares
         }
         for future in self.parts_by_future:
             future.set_running()  # nobody can take it out of a queue
-        # The first env of each future that was not read.
-        self._unread = {parts[0].envs.indices.start for parts in shares}
+        self._unread = unread
         self._on_end = on_end
-
-    @property
-    def is_read(self) -> bool:
-        """Whether all futures were read, so that the memory may be used again."""
-        return not self._unread
 
     # For futures -----------------------------------------------------------------------------------------
 
     def cancel(self, future: ActorFuture[Any]) -> bool:
-        """Return False: a rollout can be neither canceled nor aborted, also while it runs."""
+        """Return False: a rollout can be neither canceled nor aborted."""
         del future
         return False
 
@@ -224,43 +250,36 @@ class RolloutInFlight:
     # Under the lock --------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """Deliver the results of parts that have ended; again after an interrupt."""
+        """Resolve the futures whose parts have all ended."""
         for future, parts in tuple(self.parts_by_future.items()):
             if all(part.has_ended for part in parts):
                 future.set_outcome(self._outcome_of(parts))
-                del self.parts_by_future[future]  # it refers to this
+                del self.parts_by_future[future]  # a circle: the future refers to this, its owner
         if not self.parts_by_future:
             self._on_end(self)
 
     # The result ------------------------------------------------------------------------------------------
 
     def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
-        """Return the outcome of consecutive actors, which the thread that waits for it puts together."""
-        is_failure = any(part.failures.errors_by_env or part.policy_error for part in parts)
-        return LazyOutcome(functools.partial(self._read_parts, parts), is_failure=is_failure)
+        """Return the outcome of consecutive actors, which the first thread that asks for the result reads."""
+        is_failure = any(part.failures.errors_to_raise or part.failures.policy_errors for part in parts)
+        return LazyOutcome(functools.partial(self._read_outcome, parts), is_failure=is_failure)
 
-    def _read_parts(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
-        """Return what `_read` returns, or its error: bytes of a worker may raise anything."""
-        outcome: tuple[Rollout | None, BaseException | None] | None
-        outcome, read_error = try_to_read(lambda: self._read(parts))
+    def _read_outcome(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
+        """Return the result of consecutive actors, or the error to raise, perhaps one of unpickling."""
+        outcome, read_error = try_to_read(lambda: self._assemble(parts))
         return (None, read_error) if outcome is None else outcome
 
-    def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
-        """Return the result of consecutive actors, or the error to raise. Runs code of users."""
-        trajectory, sidecar = self.spec.buffer.trajectory, Sidecar()
+    def _assemble(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
+        """Return the result of consecutive actors, or the error to raise. Runs code of users.
+
+        The memory is free once this is over. So an interrupt before the end leaves the result to the next caller.
+        """
+        loose = LooseResults()
         for part in parts:
-            add_infos(sidecar, part.envs)
-            add_failure_infos(sidecar, part.envs, _exceptions_of(part.failures.errors_by_step))
-            sidecar.errors_by_env.update(_exceptions_of(part.failures.errors_by_env))
-            if part.policy_error is not None:
-                sidecar.policy_errors.update(_exceptions_of({part.envs.indices.start: part.policy_error}))
+            loose.add_part(part)
         versions = np.full(len(parts), 0 if self.spec.parameters is None else self.spec.parameters.version)
         envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
-        outcome = assemble(trajectory, envs, sidecar, versions, copies=self.spec.copies)
-        self._unread.discard(envs.start)  # again, if an interrupt has followed
+        outcome = assemble(self.spec.buffer.trajectory, envs, loose, versions, copies=self.spec.copies)
+        self._unread.discard(envs.start)
         return outcome
-
-
-def _exceptions_of(outcomes: dict[Any, Outcome]) -> dict[Any, BaseException]:
-    """Return the exceptions in outcomes. Runs code of users."""
-    return {key: error for key, outcome in outcomes.items() if (error := outcome.read()[1]) is not None}

@@ -1,12 +1,19 @@
-"""The rules of episodes in a rollout: which kind of step an env takes next.
+"""The rules of episodes in a rollout: which kind of step an env takes next, and the seeds of its resets.
 
     an episode runs        KIND_STEP
     a reset is due         KIND_RESET    by autoreset or, in `RolloutEnvs`, after a failure
     the episode is over    KIND_REPEAT   and nothing resets the env before the end of the rollout
 
-`next_kind` says so from the flags of `envactors.vector.episodes`, in-process and for the first step of an order. The
-worker, which has no such flags, continues with `EnvPlan.pass_boundary`. Afterwards, `Episodes.record_sequence` records
-the kinds that the worker has written.
+Caller and worker decide in turns, by the same rules:
+
+    step                      who decides its kind and seed                    from
+    first of an order         the caller, with `next_kind`                     flags and seeds in `Episodes`
+    later ones of the order   the worker, with `EnvPlan.pass_boundary`         its plan, at each boundary of episodes
+    a failed one              the caller, which writes KIND_TRUNCATED          the fate of the env
+    in-process                the caller, with `next_kind`, each step          flags and seeds in `Episodes`
+
+The worker writes the kinds of complete steps to the trajectory. The caller records them in `Episodes`, which arrives at
+the same next kind and seed as the worker's plan.
 """
 
 from __future__ import annotations
@@ -41,7 +48,10 @@ def next_kind(episodes: Episodes, index: int) -> int:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class EnvPlan:
-    """What an env does next. The worker changes it at the boundaries of episodes.
+    """What an env does next: its kind of step, and the seeds of its resets.
+
+    The worker changes its plan at each boundary: after a reset, and after the end of an episode. The caller has a copy,
+    of which it only advances the seeds, once it accepts the steps.
 
     Attributes:
         first_step: First step of the order for this env.
@@ -64,16 +74,24 @@ class EnvPlan:
         """Whether a step that ends an episode also resets the env."""
         return self.kind_after_end == KIND_STEP
 
-    def pass_boundary(self) -> bool:
-        """Continue after a reset, or after the end of an episode; return whether the next episode has begun."""
-        has_begun = self.kind == KIND_RESET or self.resets_within_step
-        self.kind = KIND_STEP if has_begun else self.kind_after_end
-        if has_begun:
-            self.seed = None
-            if self.root_seed is not None:
-                self.episode += 1
-                self.seed = episode_seed(self.root_seed, self.episode)
-        return has_begun
+    def pass_boundary(self) -> None:
+        """Continue after a reset, or after the end of an episode. If the next episode has begun, the kind is a step."""
+        if self.kind == KIND_RESET or self.resets_within_step:
+            self.kind = KIND_STEP
+            self.advance_seeds(1)
+        else:
+            self.kind = self.kind_after_end
+
+    def advance_seeds(self, count: int) -> None:
+        """Have episodes begin, which take the seeds of this plan one after the other."""
+        self.seed = self.seed_of_episode(count)
+        self.episode += count
+
+    def seed_of_episode(self, later: int) -> int | None:
+        """Return the seed of the next episode (0), the one after it (1), and so on; None lets the env choose."""
+        if later == 0:
+            return self.seed
+        return None if self.root_seed is None else episode_seed(self.root_seed, self.episode + later)
 
     def fields(self) -> tuple[Any, ...]:
         """Return its attributes, which are pickled in a tenth of the time."""

@@ -24,8 +24,8 @@ _TRIES = 3
 class Evaluator:
     """Plays whole episodes: env ``i`` of ``n`` plays the episodes ``i``, ``i + n``, ``i + 2 n``, ...
 
-    Which episodes count does not depend on how long they take. An env that has played all of its episodes continues to
-    step with the others, and its results are discarded.
+    So the choice of the episodes does not depend on their lengths. An env that has played all of its episodes continues
+    to step with the others, and its results are discarded.
 
     Args:
         engine: Runs rollouts.
@@ -42,7 +42,7 @@ class Evaluator:
         self._lengths: npt.NDArray[np.int64] = np.zeros(episodes, np.int64)
         self._failures: list[tuple[int, BaseException]] = []
         self._tries: Counter[int] = Counter()
-        # Index of each env's current episode, and its return and length so far.
+        # Index of each env's current episode, also beyond the last one to play, and its return and length so far.
         self._numbers = list(range(shape[0]))
         self._sums: npt.NDArray[np.float64] = np.zeros(shape)
         self._steps: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
@@ -60,22 +60,22 @@ class Evaluator:
         self._engine.set_parameters(parameters)
         due = list(range(len(self._numbers)))
         while min(self._numbers) < self._episodes:
-            due = self._begin(due)
-            if not due:
-                rollout, error = self._roll()
-                due = [index for index in range(len(self._numbers)) if self._take(rollout, index, error)]
+            if due:
+                due = self._reset_envs(due)
+            else:
+                rollout, error = self._run_rollout()
+                due = [index for index in range(len(self._numbers)) if self._add_steps(rollout, index, error)]
         seeds = np.array([self._engine.seed_of_episode(number) for number in range(self._episodes)], np.int64)
         failures = sorted(self._failures, key=lambda failure: failure[0])
         return Evaluation(self._returns, self._lengths, seeds, failures)
 
-    def _begin(self, due: list[int]) -> list[int]:
-        """Reset envs for their next episodes; return the envs whose reset failed."""
-        self._sums[due] = 0
-        self._steps[due] = 0
+    def _reset_envs(self, due: list[int]) -> list[int]:
+        """Reset envs for their current episodes; return the envs whose reset failed."""
+        self._sums[due] = self._steps[due] = 0
         seeds = [self._engine.seed_of_episode(self._numbers[index]) for index in due]
         failed: VectorStepError | None = None
         try:
-            infos = dict(zip(due, self._reset(seeds, env_ids=due)[1], strict=True)) if due else {}
+            infos = dict(zip(due, self._reset(seeds, env_ids=due)[1], strict=True))
         except VectorStepError as error:
             failed = error
             infos = dict(zip(error.batch.env_ids.tolist(), error.batch.infos, strict=True))
@@ -83,21 +83,20 @@ class Evaluator:
             reset_cause = failure_in(info)
             if reset_cause is not None and self._numbers[index] < self._episodes:
                 self._failures.append((self._numbers[index], reset_cause))
-        if failed is None:
-            return []
-        for index, failure in failed.failures.items():
-            self._note_failure(index, failure, failed)
-        return list(failed.failures)
+        failures = {} if failed is None else failed.failures
+        for index, failure in failures.items():
+            self._record_failure(index, failure, failed)
+        return list(failures)
 
-    def _roll(self) -> tuple[Rollout, VectorStepError | None]:
-        """Run a rollout; return it with its error, or None if no env failed."""
+    def _run_rollout(self) -> tuple[Rollout, VectorStepError | None]:
+        """Run a rollout; return it with the error that it raised, if an env failed."""
         (future,) = self._engine.start(_STEPS, None, copy=False)
         try:
             return future.result(), None
         except VectorStepError as error:
             return error.batch, error
 
-    def _take(self, rollout: Rollout, index: int, error: VectorStepError | None) -> bool:
+    def _add_steps(self, rollout: Rollout, index: int, error: VectorStepError | None) -> bool:
         """Add the steps of an env to its episode; return whether the env needs a reset."""
         ran = np.flatnonzero(rollout.valid[:, index])
         ends = np.flatnonzero(rollout.terminated[ran, index] | rollout.truncated[ran, index])
@@ -110,7 +109,7 @@ class Evaluator:
         number = self._numbers[index]
         if failure is not None:
             if number < self._episodes:
-                self._note_failure(index, failure, error)
+                self._record_failure(index, failure, error)
             return True
         # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
@@ -123,13 +122,18 @@ class Evaluator:
             self._numbers[index] += len(self._numbers)
         return is_over
 
-    def _note_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
-        """Record a failed attempt at an episode.
+    def _record_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
+        """Count a failed attempt at an episode, and record the failure unless the results of the env are discarded.
 
-        Resets count even if the env has no episode left to play, since the rollouts of the others need it.
+        Failed resets count in that case, too: an env that cannot be reset stops the rollouts of the others.
+
+        Args:
+            index: The env.
+            failure: Its exception.
+            error: The exception to raise if this was the last attempt; None for ``failure``.
 
         Raises:
-            BaseException: This was the last attempt; ``error``, or ``failure`` if that is None.
+            BaseException: This was the last attempt.
         """
         number = self._numbers[index]
         if number < self._episodes:

@@ -14,14 +14,14 @@ from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten
-from envactors.rollout.assembly import Sidecar, assemble
+from envactors.rollout.assembly import LooseResults, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_TRUNCATED, next_kind
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.policy import ActorPolicy
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
+from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.vector.inline import InlineEngine
 from envactors.vector.results import Batch, failure_in
 
@@ -73,7 +73,7 @@ class InlineRolloutEngine(RolloutEngine):
                 policy.rollout_index = self._next_index
                 rollout.run(policy)
             except Exception as error:
-                rollout.sidecar.policy_errors[policy.envs.start] = error
+                rollout.loose.policy_errors[policy.envs.start] = error
         self._next_index += 1
         ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all.ids))]
         return [self._future_of(rollout, envs) for envs in ranges]
@@ -83,7 +83,7 @@ class InlineRolloutEngine(RolloutEngine):
         actors = [actor for actor in self._actors if actor.indices.start in envs]
         versions = np.full(len(actors), self._version)
         future: ActorFuture[Rollout] = ActorFuture(actors[0], None)
-        outcome = assemble(rollout.trajectory, envs, rollout.sidecar, versions, copies=False)
+        outcome = assemble(rollout.buffer.trajectory, envs, rollout.loose, versions, copies=False)
         future.set_outcome(ReadyOutcome(*outcome))
         return future
 
@@ -96,7 +96,8 @@ class InlineRollout:
         steps: Number of steps.
 
     Attributes:
-        sidecar: Everything that has no array in the trajectory.
+        buffer: The memory that the steps are written into.
+        loose: The results that have no array in the trajectory.
     """
 
     def __init__(self, engine: InlineEngine, steps: int) -> None:
@@ -104,14 +105,9 @@ class InlineRollout:
         assert observation is not None, "`RolloutEngine.set_policy` has checked it"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
         layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), steps)
-        self.sidecar: Sidecar = Sidecar()
+        self.loose: LooseResults = LooseResults()
         self._engine = engine
-        self._buffer = TrajectoryBuffer(layout, ThreadMemory())
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """The memory that the steps are written into."""
-        return self._buffer.trajectory
+        self.buffer: TrajectoryBuffer = TrajectoryBuffer(layout, ThreadMemory())
 
     def run(self, policy: ActorPolicy) -> None:
         """Run the envs of one actor, until an env raises.
@@ -119,20 +115,20 @@ class InlineRollout:
         Raises:
             Exception: Raised by the policy.
         """
-        engine, envs, steps = self._engine, policy.envs, self.trajectory.layout.steps
+        engine, envs, steps = self._engine, policy.envs, self.buffer.trajectory.layout.steps
         obs, starts = self._write_observations(0, envs)
         for step in range(steps):
             self._write_output(step, envs, policy.choose(step, obs, starts))
             due = self._write_kinds(step, envs)
             selection = engine.select(due)
-            actions = actions_at(self.trajectory, step)
+            actions = actions_at(self.buffer.trajectory, step)
             engine.start_steps(selection, [actions[index] for index in due], streams=True)
             try:
                 self._write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
             except VectorStepError as error:
                 self._write_results(step, error.batch)
-                self.sidecar.errors_by_env.update(error.failures)
-                self.sidecar.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
+                self.loose.errors_to_raise.update(error.failures)
+                self.loose.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
                 for index in envs:
                     if index not in error.failures:
                         self._write_observations(step + 1, range(index, index + 1))
@@ -141,8 +137,7 @@ class InlineRollout:
 
     def _write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
-        trajectory = self.trajectory
-        mine = slice_of(envs)
+        trajectory, mine = self.buffer.trajectory, slice_of(envs)
         obs = self._engine.last_observations(envs)
         objects = []
         for array, leaf in zip(trajectory.observations, flatten(trajectory.layout.observation, obs), strict=True):
@@ -153,36 +148,40 @@ class InlineRollout:
                 leaf.flags.writeable = False
         if objects:
             for index, *leaves in zip(envs, *objects, strict=True):
-                self.sidecar.objects[step, index] = leaves
+                self.loose.objects[step, index] = leaves
         starts = np.array([self._engine.last_obs_is_first(index) for index in envs], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
 
     def _write_output(self, step: int, envs: range, output: Any) -> None:
         """Write the actions and extras that the policy has returned, with new memory if there is no room for them."""
-        layout = write_output(self.trajectory, envs, step, output)
+        layout = write_output(self.buffer.trajectory, envs, step, output)
         if layout is not None:
-            self._buffer.add_room(layout)
-            write_output(self.trajectory, envs, step, output)
-        self.trajectory.steps_chosen[envs.start] = step + 1
+            self.buffer.add_room(layout)
+            write_output(self.buffer.trajectory, envs, step, output)
+        self.buffer.trajectory.steps_chosen(envs)[0] = step + 1
 
     def _write_kinds(self, step: int, envs: range) -> list[int]:
-        """Write the kind of each env's step; return the envs that do not repeat their last observation."""
-        kinds = [next_kind(self._engine.episodes, index) for index in envs]
-        self.trajectory.kinds[step, slice_of(envs)] = kinds
-        return [index for index, kind in zip(envs, kinds, strict=True) if kind != KIND_REPEAT]
+        """Write the kind of each env's step; return the envs that do not repeat their last observation.
+
+        A repeat is complete with that: the observation is written as that of any env, and the rest are zeros.
+        """
+        kinds = {index: next_kind(self._engine.episodes, index) for index in envs}
+        self.buffer.trajectory.kinds[step, slice_of(envs)] = list(kinds.values())
+        self.buffer.trajectory.steps_done[[index for index, kind in kinds.items() if kind == KIND_REPEAT]] = step + 1
+        return [index for index, kind in kinds.items() if kind != KIND_REPEAT]
 
     def _write_results(self, step: int, batch: Batch) -> None:
         """Write the results of a step."""
-        ids, trajectory = batch.env_ids, self.trajectory
+        ids, trajectory = batch.env_ids, self.buffer.trajectory
         trajectory.rewards[step, ids] = batch.rewards
         trajectory.terminated[step, ids] = batch.terminated
         trajectory.truncated[step, ids] = batch.truncated
         trajectory.steps_done[ids] = step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
-                self.sidecar.infos[step, index] = info
+                self.loose.infos[step, index] = info
             failure = failure_in(info)
             if failure is not None:
-                self.sidecar.errors_by_step[step, index] = failure
+                self.loose.errors_by_step[step, index] = failure
                 trajectory.kinds[step, index] = KIND_TRUNCATED

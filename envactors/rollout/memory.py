@@ -20,10 +20,17 @@ _ALIGNMENT = 128
 
 
 class Region(NamedTuple):
-    """A part of the memory of a vector, and its place there, by which workers open it."""
+    """A region of the memory of a vector, and its place there, by which workers open it."""
 
     place: tuple[int, int]
     content: Any
+
+
+class UnreadResults(set[int]):
+    """The results of a rollout that nobody has read: the first env of each of its futures.
+
+    Its buffer refers to this weakly. Once the rollout and its futures are gone, nobody can read the results.
+    """
 
 
 class TrajectoryBuffer:
@@ -37,15 +44,14 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
-        user: The rollout that uses the buffer, whose attribute ``is_read`` tells whether its results were read; None
-            before the first.
+        unread: The results of the rollout that has taken the buffer last; None before the first.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # None for regions that the layout does not need.
         self._regions: list[Region | None] = [None] * 3
-        self.user: weakref.ref[Any] | None = None
+        self.unread: weakref.ref[UnreadResults] | None = None
         self._set_layout(layout)
 
     def add_room(self, layout: TrajectoryLayout) -> None:
@@ -71,13 +77,14 @@ class TrajectoryBuffer:
 
     @property
     def is_held(self) -> bool:
-        """Whether the results of the rollout were not read, and somebody can still read them."""
-        user = None if self.user is None else self.user()
-        return user is not None and not user.is_read
+        """Whether a rollout may still write to the buffer, or somebody may still read its results from it."""
+        return self.unread is not None and bool(self.unread())
 
 
 class TrajectoryBuffers:
-    """The trajectories of a vector.
+    """The buffers of a vector, which its rollouts use in turns. Call the methods under the lock of the vector.
+
+    A rollout first takes a buffer, and then begins with it. If it fails in between, the buffer is free again.
 
     Args:
         memory: Memory of the vector.
@@ -85,32 +92,36 @@ class TrajectoryBuffers:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        # The one that is used last comes last.
+        # In the order in which rollouts began with them, after those with which none has begun.
         self._buffers: list[TrajectoryBuffer] = []
 
-    def take(self, layout: TrajectoryLayout) -> TrajectoryBuffer:
-        """Return a buffer that no rollout uses, and that nobody else gets before it is used.
+    def take(self, layout: TrajectoryLayout, results: UnreadResults) -> TrajectoryBuffer:
+        """Return a free buffer, which is held for these results.
+
+        Without copies, a result is valid until the next rollout but one begins. So the last buffer is not free, even if
+        its results were read.
 
         Raises:
             VectorEnvError: There is too little memory.
         """
-        # Without copies, a result is valid until the next rollout but one begins: the last buffer has to rest.
-        for position, buffer in enumerate(self._buffers[:-1]):
-            if buffer.trajectory.layout == layout and not buffer.is_held:
-                return self._buffers.pop(position)
-        return TrajectoryBuffer(layout, self._memory)
+        free = (each for each in self._buffers[:-1] if each.trajectory.layout == layout and not each.is_held)
+        buffer = next(free, None)
+        if buffer is None:
+            buffer = TrajectoryBuffer(layout, self._memory)
+            self._buffers = [buffer, *self._buffers]
+        buffer.unread = weakref.ref(results)
+        return buffer
 
-    def use(self, buffer: TrajectoryBuffer, user: Any) -> None:
-        """Have a rollout begin with a buffer without steps; forget those of other layouts that nobody uses."""
-        buffer.user = weakref.ref(user)
-        buffer.trajectory.steps_done[:] = buffer.trajectory.steps_chosen[:] = 0
+    def begin(self, buffer: TrajectoryBuffer) -> None:
+        """Have a rollout begin with a buffer that it has taken; free those of other layouts that nobody holds."""
         layout = buffer.trajectory.layout
-        kept = [other for other in self._buffers if other.is_held or other.trajectory.layout == layout]
-        self._buffers = [*kept, buffer]
+        buffer.trajectory.counts[:] = 0
+        others = [each for each in self._buffers if each is not buffer]
+        self._buffers = [each for each in others if each.is_held or each.trajectory.layout == layout] + [buffer]
 
 
 def pickle_parameters(parameters: Any) -> tuple[bytes, list[memoryview]]:
-    """Pickle parameters; return them without the contents of their arrays, and these.
+    """Pickle parameters; return the bytes without the contents of arrays, and these contents.
 
     Raises:
         Exception: They cannot be pickled.
@@ -123,8 +134,9 @@ def pickle_parameters(parameters: Any) -> tuple[bytes, list[memoryview]]:
 class ParameterStore:
     """Keeps the parameters that the user gave last.
 
-    Policies read arrays where they are in the shared memory. So parameters are never written over the last ones, nor
-    over those of a rollout in flight.
+    Policies read arrays where they are in the shared memory. So nothing is written over the last parameters, nor over
+    those of a rollout in flight. `write` takes a region out of the store, and `record` puts it back: meanwhile nobody
+    else gets it, and if it is never recorded, it is freed.
 
     Args:
         memory: Shared memory of the vector.
@@ -143,7 +155,7 @@ class ParameterStore:
         self.last: Parameters | None = None
 
     def write(self, pickled: bytes, arrays: Sequence[memoryview]) -> tuple[Parameters, Region | None]:
-        """Write arrays into a region of the shared memory that nobody else gets before `record`.
+        """Write arrays to a region of the shared memory.
 
         Args:
             pickled: The parameters, pickled without the contents of their arrays.
@@ -177,12 +189,14 @@ class ParameterStore:
         self.last = written._replace(version=1 if self.last is None else self.last.version + 1)
 
     def _take_region(self, size: int) -> Region:
-        """Return a region that no policy reads."""
+        """Take a region that no policy reads out of the store, or make one; forget those that are too small."""
         places = [each.place for each in (self.last, *self._in_flight()) if each is not None]
+        used = [region for region in self._regions if region.place in places]
         free = [region for region in self._regions if region.place not in places and region.place[1] >= size]
-        self._regions = [region for region in self._regions if region.place in places]
         try:
-            return free[0] if free else Region(*self._memory.extend(size))
+            region = free.pop() if free else Region(*self._memory.extend(size))
         except (OSError, MemoryError) as error:
             text = f"there is too little memory for {size} bytes of parameters ({error}): use smaller ones"
             raise VectorEnvError(text) from error
+        self._regions = [*used, *free]
+        return region

@@ -1,8 +1,11 @@
 """Messages of a rollout: orders to workers, and their replies.
 
-Orders travel as the arguments of an `envactors.mailbox.messages.Extend`. Everything that each rollout sends is taken
-apart into bare tuples, which are pickled in half of the time: an `Order`, the `envactors.rollout.env_plan.EnvPlan` of
-each env, and an `OrderReply`.
+Orders travel as the arguments of an `envactors.mailbox.messages.Extend`. An `Order`, the plans in it, and an
+`OrderReply` are pickled as bare tuples of their fields, since that takes half of the time, and every rollout sends
+some.
+
+The caller receives a reply as a frame, perhaps after *pieces* of it: infos that did not fit into the trajectory and,
+from another machine, the steps.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from envactors.mailbox import bundle
 from envactors.mailbox.messages import Failure
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
-# Key of the piece of a reply that contains steps of a trajectory. Pieces with infos have the numbers of their cells.
+# Key of the piece of a reply that contains steps. The key of a piece with an info is its cell; see `Trajectory.cell`.
 STEPS: Final = (1 << 32) - 1
 
 
@@ -47,7 +50,7 @@ class MirroredSteps(NamedTuple):
 
 
 class PolicyRecipe(NamedTuple):
-    """What makes a policy: its id within the vector, a pickled function, and the seed of its random numbers."""
+    """A policy to make: its id within the vector, its pickled function, and the seed of its random numbers."""
 
     policy_id: int
     pickled: bytes
@@ -58,10 +61,10 @@ class Parameters(NamedTuple):
     """Parameters of a policy.
 
     Attributes:
-        version: How often the user had given parameters since the policy was set, with these.
+        version: How often the user has given parameters since the policy was set. The first ones have version 1.
         pickled: The parameters without the contents of their arrays.
-        place: Part of the shared memory that contains the arrays; None without arrays.
-        spans: Start and end of each array in that part, in bytes.
+        place: Place of the region of the shared memory that contains the arrays; None without arrays.
+        spans: Start and end of each array in that region, in bytes.
     """
 
     version: int
@@ -75,40 +78,36 @@ class Order(NamedTuple):
 
     Attributes:
         policy_id: Id of the policy.
-        recipe: Recipe of the policy to make first; None if the worker should have made it.
+        recipe: Recipe of the policy, which the worker makes first; None if it should have the policy already.
         rollout_index: Index of the rollout since the policy was set.
-        first_step: First step that an env takes.
         layout: Pickled `TrajectoryLayout`.
         places: Places of the regions of the trajectory in the shared memory.
         parameters: Parameters that the policy loads first unless it has them; None if there are none.
         plans: Fields of the `EnvPlan` of each env.
-        last_leaves: The encoded info and object leaves of each env's last observation (None without any); empty if all
-            leaves have arrays.
+        last_contents: The encoded info and object leaves of each env's last observation (None without any); empty if
+            all leaves have arrays.
     """
 
     policy_id: int
     recipe: PolicyRecipe | None
     rollout_index: int
-    first_step: int
     layout: bytes
     places: RegionPlaces
     parameters: Parameters | None
     plans: list[tuple[Any, ...]]
-    last_leaves: list[bytes | None]
+    last_contents: list[bytes | None]
 
 
 class OrderReply(NamedTuple):
     """Reply to an order; the number of completed steps is in the trajectory.
 
     Attributes:
-        lacks_policy: Whether this process has not made the policy of the order.
-        position: Position of the env that raised.
-        failure: How it raised; None if none has.
-        layout: The layout that has room for the actions and extras that the policy returned; None if the trajectory
-            has.
+        must_make_policy: Whether the worker did nothing, since its process lacks the policy and got no recipe.
+        failures: Positions and exceptions of the envs that raised in a step, which the other envs have completed.
+        layout: The layout to make room for, since the policy returned actions or extras that the trajectory has no room
+            for; None if it has.
     """
 
-    lacks_policy: bool = False
-    position: int = 0
-    failure: Failure | None = None
+    must_make_policy: bool = False
+    failures: Sequence[tuple[int, Failure]] = ()
     layout: TrajectoryLayout | None = None

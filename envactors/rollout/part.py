@@ -1,16 +1,21 @@
-"""One actor's part of a rollout: orders to its worker, until every env has taken every step or an error ends it.
+"""One actor's part of a rollout: orders to its worker, until every env has taken every step, or an error ends it.
 
-    order ──▶ the worker calls the policy and steps its envs ──▶ it is done, an env raised, or the process ended
-      ▲                                                                            │
-      └── the rest, once `envactors.vector.fates` has decided about each env ◀──┘
+    start            sends an order: the steps that are left, and first of all the policy if the process lacks it
+      │              the worker then alternates the policy and its envs, and counts the steps that are complete
+      ├▶ on_reply    it has taken all steps, an env or the policy has raised, or the policy returned more than has room
+      ├▶ on_late     a deadline was missed: the actor ends the process
+      └▶ after_exit  the process has ended
+
+Both `on_reply` and `after_exit` first accept the complete steps, and then decide about the envs without a result, with
+`RolloutFailures`. If that leaves steps to run, the actor calls `start` again. Otherwise the part ends.
 
 Everything runs under the lock of the vector.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
@@ -25,32 +30,32 @@ from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POL
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message
 from envactors.rollout import policy_runner
+from envactors.rollout.completed_steps import accept_completed
 from envactors.rollout.failures import RolloutFailures
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
+from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.vector.env_group import EnvGroup
 
 
-@dataclasses.dataclass(frozen=True)
-class RolloutSpec:
-    """What all parts of a rollout have in common.
+class RolloutSpec(NamedTuple):
+    """The facts that all parts of a rollout have in common.
 
     Attributes:
         recipe: Recipe of the policy.
         parameters: Parameters that the policy loads first; None if there are none.
-        index: Index of the rollout since the policy was set.
+        rollout_index: Index of the rollout since the policy was set.
         buffer: The memory of the trajectory.
         copies: Whether results stay valid for as long as the user keeps them.
-        last_errors_by_env: Last error of each env that failed in this rollout, or in those that it continues.
+        last_errors: Last error of each env that failed in this rollout, or in those that it continues.
     """
 
     recipe: PolicyRecipe
     parameters: Parameters | None
-    index: int
+    rollout_index: int
     buffer: TrajectoryBuffer
     copies: bool
-    last_errors_by_env: dict[int, Outcome]
+    last_errors: dict[int, Outcome]
 
 
 class RolloutPart(Job):
@@ -59,12 +64,11 @@ class RolloutPart(Job):
     Args:
         group: The actor's envs.
         spec: The rollout.
-        on_end: Called when the part has ended, but not again after an interrupt.
+        on_end: Called once the part has ended; see `_end`.
 
     Attributes:
         envs: How far each env has got.
-        failures: The failures of envs.
-        policy_error: The exception that the policy raised.
+        failures: The failures of envs and of the policy.
     """
 
     actor: Actor
@@ -73,26 +77,24 @@ class RolloutPart(Job):
     def __init__(self, group: EnvGroup, spec: RolloutSpec, on_end: Callable[[], object]) -> None:
         self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, spec.buffer)
         self.failures: RolloutFailures = RolloutFailures(group, self.envs)
-        self.policy_error: Outcome | None = None
         self._spec = spec
-        # None once the part has ended.
-        self._on_end: Callable[[], object] | None = on_end
         self._group = group
         self.actor = group.actor
-        # Incarnation of the process that got the last order; None before the first.
-        self._ordered_in: int | None = None
-        # Whether the last order has the worker make the policy first; after a reply, whether the next one will.
+        # None once the part has ended. Then it does not refer to the rollout, which is freed with its futures.
+        self._on_end: Callable[[], object] | None = on_end
+        # Incarnation of the process that has the policy. The first process counts as one, until it replies that it must
+        # make the policy. Each later one makes the policy in its first order.
+        self._policy_made_in: int | None = None
+        # Whether the worker makes the policy in the current order.
         self._makes_policy = False
-        # Deadline of the current order; None unless the worker makes the policy in it.
-        self._deadline: float | None = None
-        # What has missed its deadline: a step, a reset, a call of the policy, or the order; None if nothing has.
+        # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order. Else None.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose steps come with replies.
         self._is_remote: bool = group.actor.config.backend.traits.is_remote
 
     @property
     def has_ended(self) -> bool:
-        """Whether the part has ended, and its result is complete."""
+        """Whether the part has ended: its result is complete, and the rows have the last results."""
         return self._on_end is None
 
     @property
@@ -103,15 +105,11 @@ class RolloutPart(Job):
 
     @property
     def _activity_of_order(self) -> Activity:
-        """The current order as a whole."""
-        method = "set_policy" if self._makes_policy else "rollout"
-        return Activity(method, self.envs.indices.start, self.call_id, self.started_at, self._deadline)
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether all steps are complete, or an error ends the rollout."""
-        has_failed = self.policy_error is not None or bool(self.failures.errors_by_env)
-        return has_failed or self.envs.next_step >= self.envs.steps
+        """The current order as a whole. It has a deadline if the worker makes the policy in it."""
+        first = self.envs.indices.start
+        if self._makes_policy:
+            return Activity("set_policy", first, self.call_id, self.started_at, self.actor.config.deadlines.start)
+        return Activity("rollout", first, self.call_id, self.started_at)
 
     # The job ---------------------------------------------------------------------------------------------
 
@@ -122,30 +120,33 @@ class RolloutPart(Job):
         self.actor.jobs.enqueue(self)
 
     def _renew_if_due(self, *, first: bool) -> None:
-        """Queue the replacement of the process, ahead of all jobs if ``first``, if it is due at the reset of an env."""
+        """Queue the replacement of the process if an env is due to be reset in a new one.
+
+        Args:
+            first: Whether it comes ahead of all other jobs.
+        """
         if reason := self._group.table.episodes.renewal_reason(self.envs.indices):
             self.actor.jobs.enqueue(Renewal(reason=reason), first=first)
 
     def start(self) -> Job | None:
-        """Order the next steps."""
+        """Order the steps that are left. The part may end instead, if envs cannot take them."""
         envs, actor = self.envs, self.actor
         if self.has_ended:
             return None
-        if not envs.has_begun:
-            envs.begin()
-            self.failures.fail_lost_envs(self._spec.last_errors_by_env)
+        if not envs.plans:
+            envs.last_results.read_rows()
+            self.failures.fail_lost_envs(self._spec.last_errors)
+            self._policy_made_in = actor.process.incarnation
         self.failures.settle_lost_episodes(self.call_id)
-        if self._end_if_over():
+        if self._end_if_decided():
             return None
         self._group.table.rows.begin_rollout(envs.indices, self.call_id)
-        self._makes_policy |= self._ordered_in not in (None, actor.process.incarnation)
-        self._ordered_in = actor.process.incarnation
-        order = self._make_order()
+        self._makes_policy = self._policy_made_in != actor.process.incarnation
+        self._policy_made_in = actor.process.incarnation
         if self._is_remote:
             self._mirror_steps()
-        self._deadline = actor.config.deadlines.start if self._makes_policy else None
-        actor.deadline_watch.watch(self.started_at, self._deadline)
-        actor.send(Kind.EXTEND, self.call_id, dumps((policy_runner.run_rollout, tuple(order))))
+        actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)
+        actor.send(Kind.EXTEND, self.call_id, dumps((policy_runner.run_rollout, tuple(self._make_order()))))
         return self
 
     def _make_order(self) -> Order:
@@ -153,17 +154,16 @@ class RolloutPart(Job):
         return Order(
             policy_id=spec.recipe.policy_id,
             recipe=spec.recipe if self._makes_policy else None,
-            rollout_index=spec.index,
-            first_step=envs.next_step,
+            rollout_index=spec.rollout_index,
             layout=spec.buffer.pickled_layout,
             places=spec.buffer.places,
             parameters=spec.parameters,
-            plans=[envs.plan_next(index).fields() for index in envs.indices],
-            last_leaves=envs.last_leaves(),
+            plans=[plan.fields() for plan in envs.plan()],
+            last_contents=envs.last_contents(),
         )
 
     def _mirror_steps(self) -> None:
-        """Send the memory of the next step to the other machine. What the worker adds comes back with the reply."""
+        """Send the memory of the next step to the other machine. The steps come back with the reply."""
         worker, buffer = self.actor.process.worker, self._spec.buffer
         indices, step = self.envs.indices, self.envs.next_step
         assert worker is not None, "jobs start in a live process"
@@ -173,7 +173,7 @@ class RolloutPart(Job):
     def activity(self) -> Activity | None:
         """Return what the worker runs, or else the order as a whole; None without a worker.
 
-        Once something is late, it is the answer until the process has ended.
+        After a missed deadline, this is the late activity until the process has ended.
         """
         worker = self.actor.process.worker
         if self._late is not None:
@@ -190,40 +190,50 @@ class RolloutPart(Job):
         return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
-        """Ignore later progress of the worker; a remote one reports progress only with its reply."""
-        self._late = activity
+        """Accept the steps that are complete now, and no later ones.
+
+        Those of another machine come when its worker has ended. So all of them are accepted then.
+        """
         if not self._is_remote:
-            self.envs.freeze_progress()
+            self._accept_completed()
+        self._late = activity
 
     def on_reply_piece(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write steps that come from another machine."""
         for key, content in bundle.unpack(frame.payload):
-            self.envs.add_piece(key, content)
+            if key == STEPS:
+                self.envs.trajectory.unpack(self.envs.indices, content)
+            else:
+                self.envs.last_results.large_contents[key] = bytes(content)
 
     def on_reply(self, frame: Frame) -> bool:
-        """Accept the steps, and decide about an env that raised; the part ends with its last step or an error."""
-        self.actor.jobs.record_completed(self.envs.accept_completed())
+        """Accept the steps, and decide about envs that raised; the part ends with its last step or an error."""
+        self._accept_completed()
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
-            self.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
-            return self._end_if_over()
+            error = self.actor.errors.outcome(activity, frame, self.actor.pid)
+            self.failures.policy_errors[self.envs.indices.start] = error
+            return self._end_if_decided()
         reply = load_message(OrderReply, frame.payload)
-        self._makes_policy = reply.lacks_policy
-        if reply.failure is not None:
-            running = self.envs.activity(self.envs.indices[reply.position], self.call_id)
-            self.failures.recover(running.env, self._group.recovery.raised_loss(running, reply.failure))
+        self._makes_policy = False
+        if reply.must_make_policy:
+            self._policy_made_in = None
+        for position, failure in reply.failures:
+            running = self.envs.activity(self.envs.indices[position], self.call_id)
+            self.failures.recover(running.env, self._group.recovery.raised_loss(running, failure))
         if reply.layout is not None:
             try:
                 self._spec.buffer.add_room(reply.layout)
             except VectorEnvError as error:
                 self.failures.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
-        return self._end_if_over()
+        return self._end_if_decided()
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Accept the steps that an ended process has completed, forget those after a deadline, and return the rest."""
-        self.actor.jobs.record_completed(self.envs.accept_completed())
+        """Accept the steps that an ended process has completed in time, and return the rest."""
+        if self._late is None or self._is_remote:
+            self._accept_completed()
         if self._late is not None:
-            self.envs.drop_unaccepted()
+            self.envs.drop_late_steps()
         return super().find_uncompleted(process)
 
     def inputs(self, culprit: Activity) -> Inputs:
@@ -233,7 +243,7 @@ class RolloutPart(Job):
         return self._group.recovery.step_inputs(culprit.env, self.envs.posted(culprit.env))
 
     def after_exit(self, ended: ProcessExit) -> bool:
-        """Decide about the envs of an ended process, and continue in the next one."""
+        """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""
         self._late = None
         if ended.culprit is not None:
             loss = self._group.recovery.exit_loss(ended.culprit, ended)
@@ -243,28 +253,42 @@ class RolloutPart(Job):
             self.failures.settle_lost_episodes(self.call_id)
         elif self.envs.next_step < self.envs.steps:
             self.failures.fail_all(ended.error)
-        return self._end_if_over()
+        return self._end_if_decided()
 
     def fail(self, error_of: ErrorOf) -> None:
-        """End: no process will run the rest."""
+        """End the part with an error, unless it has ended: no process will run the steps that are left."""
         if not self.has_ended:
             self.failures.fail_all(error_of(self._activity_of_order))
         self._end()
 
-    def _end_if_over(self) -> bool:
-        if self._is_over:
+    def _accept_completed(self) -> None:
+        """Accept the steps that the worker has completed."""
+        self.actor.jobs.record_completed(accept_completed(self._group.table, self.envs))
+
+    def _end_if_decided(self) -> bool:
+        """End the part if nothing is left to run; return whether it has ended."""
+        failures = self.failures
+        if failures.policy_errors or failures.errors_to_raise or self.envs.next_step >= self.envs.steps:
             self._end()
         return self.has_ended
 
     def _end(self) -> None:
-        """Write the last results into the rows, and tell the rollout.
+        """End the part, unless it has ended.
 
-        If this is interrupted, a repair does it again, unless the part has ended: then it only tells the rollout.
+        1. The rows get the last results. The next part of the actor, and the next steps, begin with them.
+        2. The rollouts that continue this one get its errors, with which they fail the same envs.
+        3. The part has ended. Only now may anybody read its result, or start the next part.
+        4. The rollout is told, and resolves its futures if this was the last part that they wait for.
+        5. The actor continues: its process is replaced if that is due, and the states of envs are saved.
+
+        After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`. Before the third step, all steps run again,
+        the first two with the same effect. After it, `_end_parts` itself does the fourth, and the fifth is skipped,
+        since a repair replaces the process anyway.
         """
         if self._on_end is None:
             return
-        self.envs.write_last_results()
-        self._spec.last_errors_by_env.update(self.failures.errors_by_env)
+        self.envs.last_results.write_rows(self.envs.accepted_steps)
+        self._spec.last_errors.update(self.failures.errors_to_raise)
         on_end, self._on_end = self._on_end, None
         on_end()
         if self._has_other_parts:

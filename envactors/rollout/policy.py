@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+# A generator, or a function that returns the generator of a step.
+Rng: TypeAlias = "np.random.Generator | Callable[[int], np.random.Generator]"
 
 
 class PolicyContext:
@@ -27,13 +30,7 @@ class PolicyContext:
 
     __slots__ = ("_rng", "env_ids", "starts", "step")
 
-    def __init__(
-        self,
-        env_ids: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.bool_],
-        step: int,
-        rng: np.random.Generator | Callable[[int], np.random.Generator],
-    ) -> None:
+    def __init__(self, env_ids: npt.NDArray[np.int64], starts: npt.NDArray[np.bool_], step: int, rng: Rng) -> None:
         self.env_ids: npt.NDArray[np.int64] = env_ids
         self.starts: npt.NDArray[np.bool_] = starts
         self.step: int = step

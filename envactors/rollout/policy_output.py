@@ -14,7 +14,7 @@ from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 
 
 def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) -> TrajectoryLayout | None:
-    """Write the actions and extras of one step.
+    """Write the actions and extras of one step, or nothing if the trajectory has no room for them.
 
     Args:
         trajectory: Trajectory to write to.
@@ -23,7 +23,7 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
         output: Return value of the policy.
 
     Returns:
-        None, or the layout that has room for the output, if the trajectory has none.
+        None if everything is written. Otherwise the layout to make room for: then write the same output again.
 
     Raises:
         SpaceMismatchError: The actions do not conform to the action spec.
@@ -34,7 +34,7 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
     expected = layout.extras
-    if not expected and trajectory.steps_chosen[envs.start] == 0:  # the first output says which extras there are
+    if not expected and trajectory.steps_chosen(envs)[0] == 0:  # the first output decides which extras there are
         expected = _specs_of_extras(extras)
     if layout.action is None or expected != layout.extras:
         return layout._replace(action=action, extras=expected)

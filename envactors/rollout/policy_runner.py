@@ -1,4 +1,9 @@
-"""The worker's half of rollouts: carry out orders, in which the policy and the envs alternate."""
+"""The worker's half of rollouts: carry out orders, in which the policy and the envs alternate.
+
+An output of the policy may have no room in the trajectory, as the first one of a policy with extras. Then the worker
+keeps it, and replies with the layout that it needs. The caller adds the memory, and the next order continues with the
+output, so that the policy is called once per step.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,8 @@ from envactors.rollout.policy import ActorPolicy
 from envactors.rollout.trajectory import RegionPlaces, Trajectory
 from envactors.worker.main import Server
 
-# How much memory stays open: two rollouts may be in flight while the user keeps two results, and each may have its
-# parameters.
+# How many trajectories and regions of parameters stay open. Without copies, two rollouts may be in flight while the
+# user keeps two results. Only rollouts in flight need their parameters.
 _MOST_TRAJECTORIES = 4
 _MOST_PARAMETERS = 2
 
@@ -34,7 +39,7 @@ def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
         set_policy(server, order.recipe)
     runner: PolicyRunner | None = server.extension
     if runner is None or runner.policy_id != order.policy_id:
-        return tuple(OrderReply(lacks_policy=True))
+        return tuple(OrderReply(must_make_policy=True))
     return tuple(runner.run(order))
 
 
@@ -43,7 +48,7 @@ class PolicyRunner:
 
     Args:
         server: The worker's server.
-        recipe: That of the policy.
+        recipe: Recipe of the policy.
 
     Attributes:
         policy_id: Id of the policy.
@@ -58,8 +63,8 @@ class PolicyRunner:
         self._server = server
         self._env_runner_at = functools.lru_cache(_MOST_TRAJECTORIES)(self._open_trajectory)
         self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open, writable=False))
-        # The index of the rollout, the step, and the output of a policy call that had no room in the trajectory.
-        self._kept: tuple[int, int, Any] | None = None
+        # The index of the rollout, the step, and the output of the policy that the trajectory had no room for.
+        self._output_without_room: tuple[int, int, Any] | None = None
 
     def run(self, order: Order) -> OrderReply:
         """Carry out an order.
@@ -79,7 +84,7 @@ class PolicyRunner:
             page.is_timing = False
 
     def _choose(self, env_runner: EnvRunner, step: int) -> OrderReply | None:
-        """Have the policy choose the actions of a step, unless an earlier process has chosen them.
+        """Have the policy choose the actions of a step, unless it has for an earlier order: they are in the trajectory.
 
         Returns:
             None, or the reply to the order if the trajectory has no room for the policy's output.
@@ -87,20 +92,20 @@ class PolicyRunner:
         Raises:
             BaseException: Raised by the policy.
         """
-        first = env_runner.envs.start
-        if env_runner.steps_chosen[first] > step:
+        if env_runner.steps_chosen[0] > step:
             return None
-        if self._kept is not None and self._kept[:2] == (self.policy.rollout_index, step):
-            output = self._kept[2]
+        kept = self._output_without_room
+        if kept is not None and kept[:2] == (self.policy.rollout_index, step):
+            output = kept[2]
         else:
             self._server.page.record_env(METHOD_POLICY, 0)
             output = self.policy.choose(step, env_runner.observed[step], env_runner.starts[step])
         layout = env_runner.write_output(step, output)
         if layout is not None:
-            self._kept = self.policy.rollout_index, step, output
+            self._output_without_room = self.policy.rollout_index, step, output
             return OrderReply(layout=layout)
-        self._kept = None
-        env_runner.steps_chosen[first] = step + 1
+        self._output_without_room = None
+        env_runner.steps_chosen[0] = step + 1
         return None
 
     def _load(self, parameters: Parameters) -> None:
@@ -118,4 +123,4 @@ class PolicyRunner:
 
     def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         assert self._server.memory is not None, "envs of a vector have memory"
-        return self._server.memory.open_part(place, writable=writable)
+        return self._server.memory.open_region(place, writable=writable)

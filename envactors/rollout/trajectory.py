@@ -1,8 +1,19 @@
 """The memory that a rollout is written into: time-major arrays that the caller and its workers share.
 
-Actions and extras have regions of their own, since their specs may be known only after the first call of the policy.
-Each worker writes the steps of its envs, and ``steps_done`` last: every step that it counts is complete, at whatever
-point the worker is killed.
+The observation after a step is the one before the next step, so observations have one row more than everything else:
+
+    observations, starts                            [t] ──┐                 ┌──▶ [t + 1]
+    actions, extras                                    policy ──▶ [t] ──┐   │
+    rewards, terminated, truncated, kinds, checks                      env ─┴──▶ [t]
+
+Step ``t`` reads row ``t`` of the observations. The policy writes row ``t`` of the actions. The env writes row ``t`` of
+the results, and row ``t + 1`` of the observations. ``starts[t]`` tells whether observation ``t`` begins an episode.
+
+Each worker writes the steps of its envs, and counts a step in ``steps_done`` once all of it is written. So every
+counted step is complete, wherever the worker is killed.
+
+A trajectory has three regions of memory. Those of actions and of extras come later if their specs are known only after
+the first call of the policy.
 """
 
 from __future__ import annotations
@@ -32,13 +43,13 @@ class TrajectoryLayout(NamedTuple):
 
     Attributes:
         observation: Spec of one env's observation; leaves that cannot be batched have no array in the trajectory.
-        action: Spec of one env's action; None until it is learned from the first actions.
+        action: Spec of one env's action; None until it is inferred from the first actions.
         reward: Spec of one env's reward; None if rewards are objects.
         extras: Names and specs, for one env, of what the policy returns besides the actions.
         envs: Number of envs.
         steps: Number of steps.
-        learned: Spec of one env's observation as a reset has shown it, if envs have no observation space, and
-            ``observation`` is one object; else None.
+        inferred: Spec of one env's observation, inferred from a reset, if envs have no observation space. Then
+            ``observation`` is one object. Otherwise None.
     """
 
     observation: Spec
@@ -47,7 +58,7 @@ class TrajectoryLayout(NamedTuple):
     extras: tuple[tuple[str, ArraySpec], ...]
     envs: int
     steps: int
-    learned: Spec | None = None
+    inferred: Spec | None = None
 
 
 class Trajectory:
@@ -55,24 +66,23 @@ class Trajectory:
 
     Args:
         layout: Layout of the trajectory.
-        regions: Zeroed memory for results, actions, and extras. A region is None if the layout does not need it, or
-            only to compute its size.
+        regions: Zeroed memory for results, actions, and extras; None for a region that the layout does not need. A
+            trajectory without regions serves to compute ``sizes``.
 
     Attributes:
         layout: Layout of the trajectory.
         sizes: Size of each region in bytes; 0 for those that the layout does not need.
-        steps_done: Number of complete steps of each env; int64, shape (n,).
-        steps_chosen: Number of steps that the policy has chosen actions for, at the first env of each worker; int64,
-            shape (n,).
-        flags: The flags below, which workers clear together; uint8, shape (5, t + 1, n): row ``step + 1`` is about a
-            step and the observation after it.
+        counts: The numbers of complete and of chosen steps in one array; int64, shape (2, n).
+        steps_done: Number of complete steps of each env, also of those that repeat an observation; int64, shape (n,).
+        flags: The five arrays of flags below in one, so that workers can clear them together; uint8, shape
+            (5, t + 1, n). Row ``t + 1`` has the flags of step ``t`` and of the observation after it.
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
         terminated, truncated: Ends of episodes; bool, shape (t, n).
         kinds: The kind of each step, as in `envactors.rollout.env_plan`; uint8, shape (t, n).
         checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
         rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
-        is_whole: Whether all leaves of observations have an array.
+        has_all_leaves: Whether no leaf of the observations is None.
         info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, by `cell`.
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra. Only in-process
             envs may have actions that cannot be batched.
@@ -82,8 +92,9 @@ class Trajectory:
         self.layout = layout
         n, t = layout.envs, layout.steps
         add, add_action, add_extra = map(Places, regions)
-        self.steps_done: npt.NDArray[np.int64] = add((n,), np.int64)
-        self.steps_chosen: npt.NDArray[np.int64] = add((n,), np.int64)
+        self.counts: npt.NDArray[np.int64] = add((2, n), np.int64)
+        self.steps_done: npt.NDArray[np.int64] = self.counts[0]
+        self._steps_chosen: npt.NDArray[np.int64] = self.counts[1]
         self.flags: npt.NDArray[np.uint8] = add((5, t + 1, n), np.uint8)
         starts, terminated, truncated, kinds, info_encoding = self.flags
         self.starts: npt.NDArray[np.bool_] = starts.view(np.bool_)
@@ -97,7 +108,7 @@ class Trajectory:
         self.observations: list[npt.NDArray[Any] | None] = [
             add((t + 1, n, *leaf.shape), leaf.dtype) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
-        self.is_whole: bool = all(array is not None for array in self.observations)
+        self.has_all_leaves: bool = all(array is not None for array in self.observations)
         self.inline_info_sizes: npt.NDArray[np.uint32] = add((t * n,), np.uint32)
         self.inline_infos: npt.NDArray[np.uint8] = add((t * n, _INFO_ROOM), np.uint8)
         actions = () if layout.action is None else leaves(layout.action)
@@ -109,8 +120,16 @@ class Trajectory:
         # Arrays without elements need a region, too.
         self.sizes: list[int] = [add.size, add_action.size or len(self.actions), add_extra.size or len(self.extras)]
 
+    def steps_chosen(self, envs: range) -> memoryview[int]:
+        """Return the number of steps that the policy has chosen actions for, as the one item of writable memory.
+
+        Args:
+            envs: Indices of all envs of a worker, which has one policy.
+        """
+        return self._steps_chosen[envs.start : envs.start + 1].data
+
     def cell(self, step: int, index: int) -> int:
-        """Return the cell of a step of an env."""
+        """Return the cell of a step of an env: its position in the arrays of infos, which are flat."""
         return step * self.layout.envs + index
 
     def inline_info(self, cell: int) -> memoryview:
@@ -133,7 +152,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.steps_done[slice_of(envs)].max()), int(self.steps_chosen[envs.start]))
+            written = max(int(self.steps_done[slice_of(envs)].max()), self.steps_chosen(envs)[0])
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]
@@ -153,16 +172,16 @@ class Trajectory:
             at += len(room)
 
     def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
-        """Return some envs and steps of each array, except for the infos."""
+        """Return some envs and steps of each array, except for the contents of infos."""
         mine = slice_of(envs)
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
-        # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
         timed: list[npt.NDArray[Any]] = [self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
-        counts, flags = [self.steps_done[mine], self.steps_chosen[mine]], self.flags[:, start : end + 1, mine]
-        return [*counts, flags, *observations, *(array[start:end, mine] for array in timed)]
+        counts, flags = self.counts[:, mine], self.flags[:, start : end + 1, mine]
+        return [counts, flags, *observations, *(array[start:end, mine] for array in timed)]
 
     def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
+        """Return the cells of some envs and steps whose infos are in the trajectory."""
         count = self.layout.envs
         cells = np.arange(start * count, end * count).reshape(-1, count)[:, slice_of(envs)]
         found: list[int] = cells[self.info_encoding[cells] == INLINE_INFO].tolist()

@@ -165,7 +165,6 @@ class InlineEngine(Engine):
             self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)
-        self._last.on_process_lost(actor.indices)
 
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
@@ -435,7 +434,7 @@ class InlineEngine(Engine):
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
-            self._last.truncate(index, actor.process.incarnation)
+            self._last.truncate(index, actor.process.incarnation, is_first=False)
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
@@ -444,7 +443,7 @@ class InlineEngine(Engine):
                 before = last and (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
                 if not user_called_reset:
-                    self._last.truncate(index, actor.process.incarnation)
+                    self._last.truncate(index, actor.process.incarnation, is_first=True)
 
     # Delivering ------------------------------------------------------------------------------------------
 

@@ -74,18 +74,15 @@ class LastResults:
         """Record the process that has returned the last result of an env, and returns the next ones."""
         self._incarnations[index] = incarnation
 
-    def truncate(self, index: int, incarnation: int) -> None:
-        """Make the last result the answer to a failed step; it is that of a reset if one answers the step.
+    def truncate(self, index: int, incarnation: int, *, is_first: bool) -> None:
+        """Make the last result, which is that of a reset if ``is_first``, the answer to a failed step.
 
         The env continues in the process with that incarnation.
         """
         self._terminated[index], self._truncated[index] = False, True
         self._rewards[index] = self._no_reward
+        self.are_first[index] = is_first
         self.change_process(index, incarnation)
-
-    def on_process_lost(self, envs: range) -> None:
-        """Record that envs were replaced, and do not continue from their last observations."""
-        self.are_first[slice_of(envs)] = [False] * len(envs)
 
     def info(self, index: int) -> Any:
         """Return a copy of the info of an env; an empty one if infos are not kept."""

@@ -43,8 +43,8 @@ class OpenMemory(Protocol):
     def open(self, layout: Layout) -> tuple[Slab, Infos]:
         """Open the slab."""
 
-    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
-        """Open a part that the parent has added, given its place."""
+    def open_region(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        """Open a region that the parent has added, given its place."""
 
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
@@ -257,6 +257,6 @@ class Server:
     def _extend(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return function(self, *arguments)
 
-    def send_part(self, index: int, payload: bytes | bytearray) -> None:
-        """Send a part of the result of the request that runs."""
-        self._reply(Kind.PART, bundle.pack([(index, payload)]))
+    def send_piece(self, index: int, payload: bytes | bytearray) -> None:
+        """Send a piece of the reply to the request that runs."""
+        self._reply(Kind.PIECE, bundle.pack([(index, payload)]))

@@ -18,10 +18,10 @@ class MappedParts:
         self._fd = fd
 
     def open(self, layout: Layout) -> tuple[Slab, Infos]:
-        slab = Slab(layout, self.open_part((0, layout.size), writable=True))
+        slab = Slab(layout, self.open_region((0, layout.size), writable=True))
         return slab, Infos(slab)
 
-    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+    def open_region(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         start, size = place
         part = map_part(self._fd, size, start)
         return part if writable else part.toreadonly()

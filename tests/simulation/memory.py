@@ -128,7 +128,7 @@ class Memory(RowMemory):
         self._parts.append(memoryview(bytearray(size)))
         return (len(self._parts) - 1, size), self._parts[-1]
 
-    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+    def open_region(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         part = self._parts[place[0]]
         return part if writable else part.toreadonly()
 

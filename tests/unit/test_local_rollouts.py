@@ -153,6 +153,18 @@ def test_parameters_that_are_rejected_leave_the_memory_of_an_earlier_rollout_for
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_repeats_count_as_complete_steps(backend, monkeypatch):
+    made = []
+    make = memory.TrajectoryBuffer.__init__
+    monkeypatch.setattr(memory.TrajectoryBuffer, "__init__", lambda *args: (made.append(args[0]), make(*args))[1])
+    with ea.VectorEnv([Env, lambda: Env(2)], backend=backend, autoreset="disabled") as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_policy)
+        assert envs.rollout(4).valid.sum(axis=0).tolist() == [4, 2]
+    assert made[0].trajectory.steps_done.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_a_failure_leaves_the_observations_after_the_steps_that_were_made(backend):
     factories = [Env, lambda: Env(raises_at=2)]
     with ea.VectorEnv(factories, backend=backend, envs_per_actor=2) as envs:
@@ -180,6 +192,32 @@ def test_a_failure_at_the_first_step_reports_the_info_before_the_rollout(backend
         envs.reset(seed=0)
         ((step, index, info),) = envs.rollout(1).infos
     assert (step, index, info["final_info"]) == (0, 0, {"began": True})
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_each_of_several_failures_reports_the_info_of_the_reset_before_it(backend):
+    """As `step` does: not the one with the failure before it, which would grow from failure to failure."""
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0.0)
+    options = {"on_failure": "renew", "autoreset": "same_step", "restart": restart}
+    with ea.VectorEnv([lambda: Telling(raises_at=1)], backend=backend, **options) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        infos = [info for _, _, info in envs.rollout(3).infos]
+    assert [info["final_info"] for info in infos] == [{"began": True}] * 3
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_first_observation_of_a_lost_episode_is_still_the_first(backend):
+    """Env 1 loses its episode to the exception of env 0, after its reset. Its next step says so."""
+    factories = [lambda: Env(9, raises_at=2), lambda: Env(2)]
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0.0)
+    options = {"envs_per_actor": 2, "on_failure": "renew", "autoreset": "same_step", "restart": restart}
+    with ea.VectorEnv(factories, backend=backend, **options) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        rollout = envs.rollout(4)
+    assert rollout.starts.tolist() == [[True, True], [False, False], [True, True], [False, True]]
+    assert rollout.truncated[:, 1].tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
@@ -233,3 +271,25 @@ def test_too_little_memory_is_the_error_that_a_constructor_raises(backend):
         with pytest.raises(ea.VectorEnvError, match="there is too little memory for"):
             envs.rollout(10**18)
         assert envs.rollout(1).valid.all()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_exception_does_not_keep_other_envs_of_the_process_from_their_step(backend, on_failure):
+    """As in `step`: env 1 takes the step in which env 0 raises. Then its episode is lost with the process."""
+    factories = [lambda: Env(9, raises_at=2), lambda: Env(9), lambda: Env(9, raises_at=2)]
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0.0)
+    options = {"envs_per_actor": 3, "on_failure": on_failure, "restart": restart}
+    with ea.VectorEnv(factories, backend=backend, **options) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        if on_failure == "raise":
+            with pytest.raises(ea.VectorStepError) as caught:
+                envs.rollout(3)
+            assert [*caught.value.failures] == [0, 2]
+            assert caught.value.batch.valid.tolist() == [[True] * 3, [False, True, False], [False] * 3]
+        else:
+            rollout = envs.rollout(3)
+            assert rollout.truncated.tolist() == [[False] * 3, [True, False, True], [False, True, False]]
+            assert rollout.valid.tolist() == [[True] * 3, [False, True, False], [False] * 3]
+            assert [(step, index) for step, index, _ in rollout.failures] == [(1, 0), (1, 2), (2, 1)]

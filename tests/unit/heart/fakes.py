@@ -71,7 +71,7 @@ class PlainMemory(RowMemory):
         slab = Slab(layout, self.rows)
         return slab, Infos(slab)
 
-    def open_part(self, place, *, writable):
+    def open_region(self, place, *, writable):
         part = memoryview(self.parts[place])
         return part if writable else part.toreadonly()
 

@@ -772,7 +772,7 @@ def test_a_piece_of_a_reply_that_the_running_job_does_not_wait_for_is_dropped(ac
     worker = backend.next_worker().serve_start()
     frame = worker.take()
     actor.jobs.running.on_reply_piece = lambda _frame: pytest.fail("it is not its own")
-    junk(worker, Kind.PART, frame.call_id + 1)
+    junk(worker, Kind.PIECE, frame.call_id + 1)
     worker.begin(frame)
     worker.reply(frame, "fine")
     assert future.result(SOON) == "fine"

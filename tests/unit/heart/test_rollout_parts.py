@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from fakes import END, INFO, LARGE, RAISE, SOON, PlayedEnv, RowError, Stage, wait_until
+from interleaving import StoppingThread
 from interrupting import interrupt
 
 import envactors as ea
@@ -156,6 +157,43 @@ def test_a_start_that_failed_changes_no_parameters_of_a_rollout_in_flight(stages
     assert rewards(second.result(SOON)) == [[9.0, 9.0]] * 2
 
 
+@pytest.mark.parametrize("refusal", ["of parameters", "in the change"])
+def test_a_start_that_failed_leaves_its_buffer_to_the_next_one(stages, monkeypatch, refusal):
+    stage = make(stages, 1, policy=LoadingPolicy)
+    engine, extend, sizes = stage.envs._rollout_engine, stage.envs._memory.extend, []
+    for _ in range(3):
+        stage.play(stage.envs.rollout, 2, np.array(7))
+
+    def refuse(*_, **__):
+        raise ea.VectorEnvError("refused")
+
+    with monkeypatch.context() as patch:
+        if refusal == "of parameters":
+            patch.setattr(engine._policy.parameters, "write", refuse)
+        else:
+            recycler = stage.engine.groups[0].recycler
+            patch.setattr(recycler, "measure_memory", lambda: patch.setattr(engine, "_check_startable", refuse))
+        with pytest.raises(ea.VectorEnvError, match="refused"):
+            stage.envs.rollout_async(2, np.array(8))
+    monkeypatch.setattr(stage.envs._memory, "extend", lambda size: sizes.append(size) or extend(size))
+    assert rewards(stage.play(stage.envs.rollout, 2)) == [[7.0, 7.0]]
+    assert sizes == []
+
+
+def test_the_memory_of_parameters_is_used_again(stages, monkeypatch):
+    """Two rollouts in flight and the last parameters need three regions. Then two of them are free."""
+    stage = make(stages, 1, policy=LoadingPolicy)
+    extend, sizes = stage.envs._memory.extend, []
+    monkeypatch.setattr(stage.envs._memory, "extend", lambda size: sizes.append(size) or extend(size))
+    for _ in range(3):
+        futures = [stage.envs.rollout_async(2, np.array(value)) for value in (7, 8)]
+        stage.envs._rollout_engine.set_parameters(np.array(9))
+        stage.run()
+        assert [rewards(future.result(SOON)) for future in futures] == [[[7.0] * 2], [[8.0] * 2]]
+        assert rewards(stage.play(stage.envs.rollout, 2)) == [[9.0] * 2]
+    assert [size for size in sizes if size == np.array(9).nbytes] == [8] * 3
+
+
 def test_parameters_that_no_rollout_has_used_leave_those_in_flight(stages):
     """Ctrl-C may come between setting the parameters and starting the rollout."""
     stage = make(stages, policy=LoadingPolicy)
@@ -191,6 +229,30 @@ def test_a_rollout_may_end_while_the_next_one_starts(stages, policy, handle):
     assert not second[0].result(SOON).valid.any()
     with pytest.raises(ea.VectorInputError, match="reset"):
         stage.envs.rollout_async(2)
+
+
+@pytest.mark.parametrize("method", ["set_policy", "evaluate", "rollout_async", "step"])
+def test_a_caller_that_sees_that_a_rollout_is_done_may_continue(stages, policy, method):
+    """The future is done before the change ends that resolves it."""
+    policy.actions = dict.fromkeys(range(99), END)
+    stage = make(stages, 1)
+    future = stage.envs.rollout_async(1)
+    (rollout,) = stage.envs._rollout_engine._in_flight
+    arguments = {"set_policy": [PlayedPolicy], "evaluate": [1], "rollout_async": [1], "step": [[1]]}
+    on_end, callers = rollout._on_end, []
+
+    def call_before_end(_):
+        assert future.done()
+        callers.append(StoppingThread(lambda: getattr(stage.envs, method)(*arguments[method])).start())
+        callers[0].wait_asleep()
+        on_end(rollout)
+
+    rollout._on_end = call_before_end
+    with stage.backend.playing():
+        future.result(SOON)
+        wait_until(lambda: callers)
+        assert callers[0].ends_within(SOON)
+    assert callers[0].error is None
 
 
 def test_steps_during_a_rollout_are_refused(stages):
@@ -317,7 +379,7 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     worker = stage.worker()
     trajectory = stage.actor().jobs.running.envs.trajectory
     worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    trajectory.steps_chosen[0] = 1
+    trajectory.steps_chosen(range(1))[0] = 1
     trajectory.actions[0][0, 0] = 1
     stage.crash()
     stage.run()
@@ -344,7 +406,7 @@ def test_a_crash_fails_no_env_whose_episode_is_over(stages, policy, on_failure, 
         stage.worker().play()
         stage.settle()
     part = stage.actor().jobs.running
-    part.envs.trajectory.steps_chosen[0] = int(method == METHOD_STEP)
+    part.envs.trajectory.steps_chosen(range(1))[0] = int(method == METHOD_STEP)
     stage.worker().page.start_request(part.call_id, method, 0)
     stage.crash()
     stage.run()
@@ -362,7 +424,7 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
         future = stage.envs.rollout_async(1)
         part = stage.actor().jobs.running
         trajectory = part.envs.trajectory
-        trajectory.steps_chosen[0] = trajectory.steps_done[0] = 1
+        trajectory.steps_chosen(range(1))[0] = trajectory.steps_done[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
         stage.crash()
         stage.run()
@@ -508,7 +570,7 @@ def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
     stage.reset(seed=0)
     first = stage.envs.rollout_async(2)
     stage.worker().page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    stage.actor().jobs.running.envs.trajectory.steps_chosen[0] = 1
+    stage.actor().jobs.running.envs.trajectory.steps_chosen(range(1))[0] = 1
     stage.crash()
     with pytest.raises(ea.VectorStepError):
         first.result(SOON)
@@ -572,7 +634,7 @@ def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stag
         in_flight = stage.envs._rollout_engine._in_flight
         assert len(started) in (1, 2), where
         assert started == ["steps"] or len(in_flight) == len(started), where
-        assert len({rollout.spec.index for rollout in in_flight}) == len(in_flight), where
+        assert len({rollout.spec.rollout_index for rollout in in_flight}) == len(in_flight), where
         assert len({id(rollout.spec.buffer) for rollout in in_flight}) == len(in_flight), where
         if where is None:
             break
@@ -611,7 +673,7 @@ def lose(stage):
     stage.play(stage.envs.set_policy, PlayedPolicy)
 
 
-NAMES = {"_end_if_over", "_end", "deliver", "_on_end", "_end_parts", "fail", "repair"}
+NAMES = {"_end_if_decided", "_end", "deliver", "_on_end", "_end_parts", "fail", "repair"}
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -672,7 +734,7 @@ def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     rollout = future.result(SOON)
     with stage.table.lock, stage.table.lock.change(stage.actor()):
         job.fail(lambda _: pytest.fail("it has ended"))
-    assert not job.failures.errors_by_env
+    assert not job.failures.errors_to_raise
     assert rollout.valid.all()
 
 
