@@ -14,7 +14,7 @@ from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, SnapshotPolicy, is_int
-from envactors.vector.options import Autoreset, EnvVars, OnFailure, VectorSettings
+from envactors.vector.options import Autoreset, OnFailure, VectorEnvVars, VectorSettings
 
 
 def check_flags(**flags: object) -> None:
@@ -62,7 +62,7 @@ def check_settings(
 
 
 def group_envs(
-    factories: list[Factory], envs_per_actor: int | Literal["auto"], env_vars: EnvVars, backend: Backend
+    factories: list[Factory], envs_per_actor: int | Literal["auto"], env_vars: VectorEnvVars, backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
     """Return the factories of each actor, and the environment variables of each actor (or None).
 
