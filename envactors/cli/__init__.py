@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 import envactors
-from envactors.cli.arguments import fail
+from envactors.cli.arguments import STDOUT, fail
 
 # By command: its module in this package, and its line in the list of commands.
 _COMMANDS = {
@@ -29,6 +29,7 @@ _COMMANDS = {
 _NOT_RUN = 2
 _INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 _READER_GONE = 141  # exit status that shells report after SIGPIPE
+_STDOUT = 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     if chosen is None:
         parser.print_help()
         return 0
+    if getattr(arguments, "json", None) == STDOUT:
+        sys.stdout = sys.stderr  # for what envs print; `write_json` writes to `sys.__stdout__`
     command: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return command(arguments)
@@ -63,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.errno not in (errno.EPIPE, errno.EIO):  # the reader of stdout has gone, or the terminal
             raise
         # The interpreter flushes stdout again at exit, which would raise once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
         return _READER_GONE
 
 
