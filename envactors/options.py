@@ -35,8 +35,8 @@ class Deadlines:
         step: For ``step``; overrides ``call``.
         close: For the env's ``close`` and the exit of its process.
         policy: For each call of the policy in a rollout, and for loading its parameters.
-        slow: How long a call, step, or reset may run before a warning with the worker's stacks is logged, once per
-            call; None for never.
+        slow: How long a call, step, or reset may run before a warning is logged, once per call; None for never. It has
+            the worker's stacks, unless the worker sleeps in a system call, which reading them might interrupt.
 
     Raises:
         ValueError: A deadline is negative or not a number.

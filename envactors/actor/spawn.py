@@ -148,8 +148,7 @@ def launch(
     if variables and not resolved.traits.can_kill:
         raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
     registrations: tuple[list[bytes], list[bytes]] = ([], []) if resolved.traits.is_inline else registry.collect()
-    levels = levels_of_loggers()
-    start = Start(name, first, pickled, registrations, None, has_journal, levels, seed_episodes, functions)
+    start = Start(name, first, pickled, registrations, None, has_journal, levels_of_loggers(), seed_episodes, functions)
     if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
         raise SerializationError(
             f"the factories or snapshot functions of {who} are pickled by value, as code of "

@@ -38,11 +38,11 @@ class EnvHandle(ActorView):
         """Raise, since this would end the other envs of the process."""
         self._refuse("renew")
 
-    def kill(self, *, restart: bool = False) -> NoReturn:  # noqa: ARG002 # as in `ActorHandle`
+    def kill(self, **_: object) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
         self._refuse("kill")
 
-    def close(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002 # as in `ActorHandle`
+    def close(self, *_: object, **__: object) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
         self._refuse("close")
 

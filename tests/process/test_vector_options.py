@@ -51,6 +51,8 @@ def test_a_name_is_the_prefix_of_the_actors_names(backend):
         assert [actor.name for actor in envs.actors] == ["eval-envs-0-1", "eval-envs-2-2"]
     with ea.VectorEnv([Placed], name="train", standbys=int(backend == "process"), backend=backend) as envs:
         assert envs.actors[0].name == "train-env-0"
+    with ea.VectorEnv([Placed], name="", backend=backend) as envs:
+        assert envs.actors[0].name == "env-0"
 
 
 def test_a_name_is_a_text():
