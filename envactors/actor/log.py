@@ -78,7 +78,7 @@ class ActorLog:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING
             text, bundle = str(ended.error).partition("\n")[0], ended.error.bundle
-            text += "; no other process replaces it" if ended.plan.next is Next.DIE else ""
+            text += "" if ended.plan.has_process or self._actor.config.is_on_demand else "; it is not restarted"
             self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=ended.error)
 
     def write_end_of_standby(self, error: ActorError) -> None:
