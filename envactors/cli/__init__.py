@@ -29,7 +29,6 @@ _COMMANDS = {
 _NOT_RUN = 2
 _INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 _READER_GONE = 141  # exit status that shells report after SIGPIPE
-_STDOUT = 1
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,8 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):  # the reader of stdout has gone, or the terminal
             raise
-        # The interpreter flushes stdout again at exit, which would raise once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+        # The interpreter flushes stdout, which is 1, again at exit, which would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _READER_GONE
 
 
