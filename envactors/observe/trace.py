@@ -72,8 +72,9 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
                 try:
                     yield
                 finally:
-                    recorder.collect()
-                    write_trace(file, recorder.began, *recorder.content())
+                    if recording.recorder is recorder:  # not in a process that was forked meanwhile
+                        recorder.collect()
+                        write_trace(file, recorder.began, *recorder.content())
     finally:
         try:
             _release(recorder)
@@ -191,8 +192,7 @@ class TraceRecorder(recording.Recorder):
 
     def _take_rows(self, actor: ActorBase) -> int:
         """Collect the new steps and resets of an actor; return how many there were."""
-        page = actor.page
-        if page is None:
+        if (page := actor.page) is None:
             return 0
         with self._lock:
             track = self._track(actor)

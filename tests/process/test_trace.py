@@ -204,6 +204,26 @@ def test_a_trace_that_fails_leaves_nothing_behind(path, monkeypatch, where):
     assert "next" in check(path.read_text())[0]
 
 
+def test_a_forked_process_that_leaves_the_block_writes_no_trace(path):
+    done = run_script(
+        """
+        import os, sys, warnings
+        import envactors as ea
+
+        warnings.simplefilter("ignore")  # of forks of processes with threads
+        actor = ea.spawn(lambda: "text", name="one")
+        with ea.trace(sys.argv[1]):
+            actor.upper().result()
+            if not (child := os.fork()):
+                sys.exit()
+            os.waitpid(child, 0)
+        """,
+        str(path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert counts(check(path.read_text())[0]["one"])["upper"] == 1
+
+
 def test_a_trace_that_is_interrupted_at_its_end_ends_all_the_same(path, monkeypatch):
     release, calls = trace_module._release, []
 
