@@ -281,7 +281,7 @@ def _make_vector(factories: list[Any], options: VectorOptions, start_method: str
             options,
             _REFUSED,
             deadlines=Deadlines(start=None),
-            restart=RestartPolicy(max_restarts=0 if raises else 10),
+            restart=RestartPolicy(max_restarts=0 if raises else 10, backoff_max=5.0),
             backend=ProcessBackend(as_start_method(start_method), max_starting=1 if serially else None),
             copy=False,  # `Records` copies each array
         )
