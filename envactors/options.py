@@ -188,7 +188,9 @@ def as_env_vars(env_vars: EnvVars, index: int) -> dict[str, str]:
     given = env_vars(index) if callable(env_vars) else env_vars
     if given is not None and not isinstance(given, Mapping):
         expected = "a mapping of names to values, all strings, or a function of the actor's index that returns one"
-        raise TypeError(f"env_vars is {given!r}: expected {expected}")
+        raise TypeError(
+            f"env_vars is {given!r}: expected {expected}; vectors also take one mapping per actor in a list"
+        )
     checked = dict(given or {})
     for name, value in checked.items():
         if not isinstance(name, str) or not isinstance(value, str):

@@ -49,7 +49,8 @@ class ActorLog:
         """
         actor = self._actor
         recording.recorder.on_notice(actor, text)
-        extra = {"actor": actor.name, "incarnation": actor.process.incarnation, "env_id": actor.config.first_index}
+        index = actor.config.first_index if error is None or error.index is None else error.index
+        extra = {"actor": actor.name, "incarnation": actor.process.incarnation, "env_id": index}
 
         def write() -> None:
             now = time.monotonic()

@@ -266,6 +266,14 @@ def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind,
         wait_until(lambda: lines_with(caplog, "actor 'env-0': restart 1 of 9 in 0.2 s"))
 
 
+def test_the_record_of_a_failure_names_the_env_that_has_failed(caplog):
+    with ea.VectorEnv([Failing] * 2, envs_per_actor=2, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        envs.step([0, 3])
+        wait_until(lambda: lines_with(caplog, "SIGABRT"))
+        assert [record.env_id for record in list(caplog.records) if "SIGABRT" in record.getMessage()] == [1]
+
+
 def test_the_log_says_that_no_restart_is_left(caplog):
     with ea.VectorEnv([Failing], on_failure="renew", restart=ea.RestartPolicy(max_restarts=1, backoff=0)) as envs:
         for _ in range(2):
