@@ -161,17 +161,19 @@ class ActorView(Caller[T_co]):
         self._actor.check_owner()
         return self._actor.stacks(seconds)
 
-    def options(self: View, *, deadline: float | None = None, retries: int = 0) -> View:
+    def options(self: View, *, deadline: float | None = None, retries: int | None = None) -> View:
         """Return the same handle whose calls have their own deadline, and a retry budget that survives restarts.
 
         Args:
-            deadline: Seconds after which the worker is killed; replaces that of `Deadlines`.
-            retries: How many crashes and missed deadlines a call survives; an exception is never retried.
+            deadline: Seconds after which the worker is killed; None for that of this handle, at first of `Deadlines`.
+            retries: How many crashes and missed deadlines a call survives; an exception is never retried. None for
+                those of this handle, at first 0.
 
         Raises:
             ValueError: A value is negative.
         """
-        deadline = as_timeout(deadline, "options(deadline=...)")
+        deadline = as_timeout(self._deadline if deadline is None else deadline, "options(deadline=...)")
+        retries = self._retries if retries is None else retries
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
         self._actor.warn_of_deadlines(deadline)
