@@ -128,7 +128,7 @@ class DeadlineWatch:
                 return Judgment.LATE
             checks.append(activity.started + activity.deadline)
         if self._slow is not None:
-            # Of the same step, the start may be another one: on a node it is an estimate.
+            # The start of one step may differ from call to call: on a node, it is an estimate.
             if now >= activity.started + self._slow and activity.started > self._reported + self._slow / 2:
                 self._reported = activity.started
                 judgment = Judgment.SLOW

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     if getattr(arguments, "json", None) == STDOUT:
-        sys.stdout = sys.stderr  # for what envs print; `write_json` writes to `sys.__stdout__`
+        sys.stdout = sys.stderr  # for the output of envs; `write_json` writes to `sys.__stdout__`
     command: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return command(arguments)
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):  # the reader of stdout has gone, or the terminal
             raise
-        # The interpreter flushes stdout, which is 1, again at exit, which would raise once more.
+        # The interpreter flushes stdout (descriptor 1) again at exit, which would raise once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _READER_GONE
 

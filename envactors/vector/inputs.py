@@ -67,7 +67,7 @@ def group_envs(
     """Return the factories of each actor, and the environment variables of each actor (or None).
 
     Raises:
-        TypeError: ``env_vars`` is neither a sequence nor what `as_env_vars` takes.
+        TypeError: ``env_vars`` is neither a mapping, a sequence, nor a function, or returns no mapping.
         VectorInputError: There are no factories, ``envs_per_actor`` is invalid, or ``env_vars`` does not have one
             mapping per actor.
         ValueError: ``envs_per_actor`` is ``"auto"``, and the number of cores is not known yet.
