@@ -17,6 +17,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+# The environment variables of actors: the same for all, or a function of an actor's index.
+EnvVars = Mapping[str, str] | Callable[[int], Mapping[str, str] | None] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Deadlines:
@@ -32,8 +35,8 @@ class Deadlines:
         step: For ``step``; overrides ``call``.
         close: For the env's ``close`` and the exit of its process.
         policy: For each call of the policy in a rollout, and for loading its parameters.
-        slow: How long a call, step, or reset may run before a warning with the worker's stacks is logged, once per
-            call; None for never.
+        slow: How long a call, step, or reset may run before a warning is logged, once per call; None for never. It has
+            the worker's stacks, unless the worker sleeps in a system call, which reading them might interrupt.
 
     Raises:
         ValueError: A deadline is negative or not a number.
@@ -175,16 +178,20 @@ def as_deadlines(value: Deadlines | float) -> Deadlines:
     return Deadlines(call=value)
 
 
-def check_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment variables of workers.
+def as_env_vars(env_vars: EnvVars, index: int) -> dict[str, str]:
+    """Return the environment variables of the actor with this index.
 
     Raises:
-        TypeError: ``env_vars`` is not a mapping of strings.
+        TypeError: ``env_vars`` is not a mapping of strings, nor a function that returns one.
         ValueError: It has names or values that no environment can have.
     """
-    if env_vars is not None and not isinstance(env_vars, Mapping):
-        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping of names to values, all strings")
-    checked = dict(env_vars or {})
+    given = env_vars(index) if callable(env_vars) else env_vars
+    if given is not None and not isinstance(given, Mapping):
+        expected = "a mapping of names to values, all strings, or a function of the actor's index that returns one"
+        raise TypeError(
+            f"env_vars is {given!r}: expected {expected}; vectors also take one mapping per actor in a list"
+        )
+    checked = dict(given or {})
     for name, value in checked.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env_vars has {name!r}: {value!r}: expected strings")

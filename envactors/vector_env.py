@@ -415,9 +415,9 @@ class VectorEnv(BoundToProcess):
 
         Args:
             steps: Number of steps of each env.
-            parameters: Parameters that the policy loads first: any nest of arrays, which are copied once and reach the
-                policy as read-only views of shared memory, or another object that can be pickled. None keeps the
-                current parameters.
+            parameters: Parameters that the policy loads first: any nest of arrays, or another object that can be
+                pickled. Arrays are copied once and reach the policy as read-only views of shared memory, which are
+                valid until it loads the next ones. None keeps the current parameters.
             timeout: Longest time to wait, in seconds; None waits until the rollout has ended.
 
         Returns:

@@ -10,6 +10,8 @@ from envactors.mailbox.pickling import safe_traceback
 _FRAME = re.compile(r"^  File ", re.MULTILINE)
 # The stacks of threads as `faulthandler` writes them.
 _STACKS = re.compile(r"(?:^.*\(most recent call first\):(?:\n  .*)*\n*)+", re.MULTILINE)
+# The most lines of stderr that errors contain, and of the stacks of a fatal error.
+_MOST_LINES, _MOST_LINES_OF_STACKS = 50, 30
 # The modules that call env code.
 _LIBRARY = re.compile(
     r"^.*[/\\]envactors[/\\](vector_env\.py|"
@@ -42,24 +44,31 @@ def _without_library(traceback: str) -> str:
 
 
 def order_fatal_error(stderr: str) -> str:
-    """Return the stderr of a process with the stacks that a fatal error has left there as by `order_stacks`."""
+    """Return the last lines of stderr, in which the stacks of a fatal error begin with the thread that failed.
+
+    Args:
+        stderr: What the process has written. Stacks are ordered and cut, so that some of the lines around them stay.
+    """
 
     def order(found: re.Match[str]) -> str:
         stacks = found[0].rstrip("\n")
-        return order_stacks(stacks) + found[0][len(stacks) :]
+        lines = order_stacks(stacks, "Current thread 0").split("\n")[:_MOST_LINES_OF_STACKS]
+        return "\n".join(lines) + found[0][len(stacks) :]
 
-    return _STACKS.sub(order, stderr)
+    return "\n".join(_STACKS.sub(order, stderr).split("\n")[-_MOST_LINES:])
 
 
-def order_stacks(text: str) -> str:
+def order_stacks(text: str, first: str = "") -> str:
     """Return stacks with the thread that runs the env first, the innermost frame on top, and less of this library.
 
     Args:
         text: The stacks as a worker has written them. Text of another form is returned as it is.
+        first: How the stack begins that comes even before that of the env.
     """
     threads = re.split(r"\n\n(?=.*\(most recent call first\))", text.strip("\n"))
     trimmed = [_trim(thread) for thread in threads]
-    trimmed.sort(key=lambda thread: not thread[1])  # stable: the others keep their order
+    # Stable: the others keep their order.
+    trimmed.sort(key=lambda thread: (not thread[0].startswith(first), not thread[1]))
     return "\n\n".join(stack for stack, _ in trimmed)
 
 

@@ -165,15 +165,14 @@ class ActorView(Caller[T_co]):
         """Return the same handle whose calls have their own deadline, and a retry budget that survives restarts.
 
         Args:
-            deadline: Seconds after which the worker is killed, in place of those of `Deadlines`; None for the deadline
-                of this handle.
-            retries: How many crashes and missed deadlines a call survives; an exception is never retried. None for the
-                retries of this handle.
+            deadline: Seconds after which the worker is killed; None for that of this handle, at first of `Deadlines`.
+            retries: How many crashes and missed deadlines a call survives; an exception is never retried. None for
+                those of this handle, at first 0.
 
         Raises:
             ValueError: A value is negative.
         """
-        deadline = self._deadline if deadline is None else as_timeout(deadline, "options(deadline=...)")
+        deadline = as_timeout(self._deadline if deadline is None else deadline, "options(deadline=...)")
         retries = self._retries if retries is None else retries
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")

@@ -49,7 +49,8 @@ class ActorLog:
         """
         actor = self._actor
         recording.recorder.on_notice(actor, text)
-        extra = {"actor": actor.name, "incarnation": actor.process.incarnation, "env_id": actor.config.first_index}
+        index = actor.config.first_index if error is None or error.index is None else error.index
+        extra = {"actor": actor.name, "incarnation": actor.process.incarnation, "env_id": index}
 
         def write() -> None:
             now = time.monotonic()
@@ -79,6 +80,9 @@ class ActorLog:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if process_exit.reason is EndReason.HELPER_LOST else logging.WARNING
             text = str(error).partition("\n")[0]
+            text += (
+                "" if process_exit.plan.starts_another or self._actor.config.is_on_demand else "; it is not restarted"
+            )
             self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=error)
 
     def write_end_of_standby(self, error: ActorError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from envactors import backends
@@ -24,7 +24,7 @@ from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Start
 from envactors.mailbox.pickling import has_code, pickle_argument
-from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines, check_env_vars, check_kind
+from envactors.options import Deadlines, EnvVars, RestartPolicy, SnapshotPolicy, as_deadlines, as_env_vars, check_kind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +41,7 @@ class SpawnOptions(TypedDict, total=False):
     backend: str | Backend
     deadlines: Deadlines | float
     restart: RestartPolicy
-    env_vars: Mapping[str, str] | None
+    env_vars: EnvVars
     crash_dir: CrashDir
 
 
@@ -60,7 +60,7 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
     backend: str | Backend = "process",
     deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
     restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
-    env_vars: Mapping[str, str] | None = None,
+    env_vars: EnvVars = None,
     crash_dir: CrashDir = None,
 ) -> ActorHandle[Any]:
     """Start an actor and return at once; the worker makes the env in the background.
@@ -73,7 +73,8 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
         backend: Where the actor runs: the name of a backend, or a backend.
         deadlines: Time limits in seconds; a number means ``Deadlines(call=number)``.
         restart: How often a process that crashed or missed a deadline is replaced.
-        env_vars: Environment variables of the worker, set before it imports anything.
+        env_vars: Environment variables of the worker, set before it imports anything; or a function of the actor's
+            index that returns them, as for the actors of an `ActorPool`.
         crash_dir: Directory for crash bundles, which ``envactors replay`` runs again; None for none.
 
     Raises:
@@ -112,7 +113,7 @@ def launch(
     backend: str | Backend,
     deadlines: Deadlines | float,
     restart: RestartPolicy,
-    env_vars: Mapping[str, str] | None,
+    env_vars: EnvVars,
     crash_dir: CrashDir = None,
     has_journal: bool = False,
     seed_episodes: bool = False,
@@ -143,12 +144,11 @@ def launch(
     pickled = [pickle_argument(f"the factory of {who}", as_callable(one, who), actor=name) for one in factories]
     functions = None if snapshot is None else pickle_argument(repr(snapshot), (snapshot.get, snapshot.set), actor=name)
     resolved = backends.resolve(backend)
-    variables = check_env_vars(env_vars)
+    variables = as_env_vars(env_vars, first)
     if variables and not resolved.traits.can_kill:
         raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
     registrations: tuple[list[bytes], list[bytes]] = ([], []) if resolved.traits.is_inline else registry.collect()
-    levels = levels_of_loggers()
-    start = Start(name, first, pickled, registrations, None, has_journal, levels, seed_episodes, functions)
+    start = Start(name, first, pickled, registrations, None, has_journal, levels_of_loggers(), seed_episodes, functions)
     if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
         raise SerializationError(
             f"the factories or snapshot functions of {who} are pickled by value, as code of "

@@ -126,7 +126,8 @@ class DeadlineWatch:
         slow_at = math.inf if self._slow is None else begun + self._slow
         if now >= late_at:
             return Judgment.LATE
-        is_slow = now >= slow_at and begun != self._reported
+        # The start of one step may differ from call to call: on a node, it is an estimate.
+        is_slow = now >= slow_at and begun > self._reported + (self._slow or 0.0) / 2
         if is_slow:
             self._reported = begun
         later = min(when for when in (now + max(self.shortest, SHORTEST_PAUSE), late_at, slow_at) if when > now)

@@ -13,6 +13,8 @@ from envactors.runtime import ThreadPool
 Stream = Literal["stdout", "stderr"]
 
 _KEPT_LINES = 50
+# After a fatal error, which leaves the stacks of all threads. The one that has failed may be the first of many.
+_KEPT_LINES_OF_STACKS = 2000
 # A longer line is passed on in pieces of about this many characters.
 _LONGEST_LINE = 1 << 16
 # How many characters may wait for the caller's stream. Further lines are dropped, so that no worker waits for it.
@@ -44,7 +46,7 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The last lines, at most fifty."""
+        """The last lines: at most fifty, and after a fatal error 2000."""
         return "\n".join(self._lines)
 
     def add(self, data: bytes) -> None:
@@ -62,6 +64,8 @@ class Output:
         self._pass_on([rest] if rest else [], is_last=True)
 
     def _pass_on(self, lines: list[str], *, is_last: bool = False) -> None:
+        if any("Fatal Python error" in line for line in lines):
+            self._lines = deque(self._lines, _KEPT_LINES_OF_STACKS)
         self._lines.extend(lines)
         if self._submitted - self._printed > _MOST_WAITING and not is_last:
             self._dropped += len(lines)

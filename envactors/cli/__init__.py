@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 import envactors
-from envactors.cli.arguments import fail
+from envactors.cli.arguments import STDOUT, fail
 
 # By command: its module in this package, and its line in the list of commands.
 _COMMANDS = {
@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     if chosen is None:
         parser.print_help()
         return 0
+    if getattr(arguments, "json", None) == STDOUT:
+        sys.stdout = sys.stderr  # for the output of envs; `write_json` writes to `sys.__stdout__`
     command: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return command(arguments)
@@ -62,8 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):  # the reader of stdout has gone, or the terminal
             raise
-        # The interpreter flushes stdout again at exit, which would raise once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The interpreter flushes stdout (descriptor 1) again at exit, which would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _READER_GONE
 
 

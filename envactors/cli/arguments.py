@@ -30,7 +30,7 @@ def write_json(target: str, record: Any) -> None:
     """Write a record to the value of ``--json``."""
     text = json.dumps(record, indent=2) + "\n"
     if target == STDOUT:
-        sys.stdout.write(text)
+        print(text, end="", file=sys.__stdout__, flush=True)
     else:
         Path(target).write_text(text, encoding="utf-8")
 

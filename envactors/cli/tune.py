@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 
-from envactors.cli.arguments import STDOUT, add_env, add_json, at_least, fail, refuse_without, seconds, write_json
+from envactors.cli.arguments import add_env, add_json, at_least, fail, refuse_without, seconds, write_json
 
 _RAN, _FAILED, _NOT_RUN = 0, 1, 2
 
@@ -57,9 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     from envactors.mailbox.pickling import safe_str
     from envactors.tuning.tuner import Tuner
 
-    stream = sys.stderr if arguments.json == STDOUT else sys.stdout
-    drawing = stream.isatty()
-    console = Console(file=stream, force_terminal=None if drawing else False, highlight=False)
+    drawing = sys.stdout.isatty()
+    console = Console(file=sys.stdout, force_terminal=None if drawing else False, highlight=False)
     columns = BarColumn(bar_width=30), TextColumn("{task.description}")
     # Drawing takes processor time from what is measured, so do it rarely.
     bar = Progress(*columns, console=console, transient=True, disable=not drawing, refresh_per_second=4)

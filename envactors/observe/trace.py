@@ -64,22 +64,23 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     path = Path(path)
     recorder = TraceRecorder()
-    with contextlib.ExitStack() as stack:
-        stack.callback(_release, recorder)
+    try:
         _claim(recorder, path)
-        file = stack.enter_context(path.open("w", encoding="utf-8"))
-        try:
-            stack.enter_context(recorder.collecting())
+        with recorder.collecting():
             recorder.begin()
-        except BaseException:
-            path.unlink()
-            raise
+            with path.open("w", encoding="utf-8") as file:
+                try:
+                    yield
+                finally:
+                    if recording.recorder is recorder:  # not in a process that was forked meanwhile
+                        recorder.collect()
+                        write_trace(file, recorder.began, *recorder.content())
+    finally:
         try:
-            yield
-        finally:
-            recorder.collect()
-            names, spans, notices, callers = recorder.content()
-            write_trace(file, recorder.began, names, spans, notices, callers)
+            _release(recorder)
+        except BaseException:  # an interrupt
+            _release(recorder)
+            raise
 
 
 def _claim(recorder: TraceRecorder, path: Path) -> None:
@@ -181,7 +182,7 @@ class TraceRecorder(recording.Recorder):
 
     def _collect_until(self, ended: threading.Event) -> None:
         period = _FIRST_PERIOD
-        while not ended.wait(period):
+        while recording.recorder is self and not ended.wait(period):
             # At this rate the fullest ring is half full at the next look.
             period = min(max(period * SPANS_KEPT / 2 / max(1, self.collect()), _LEAST_PERIOD), _MOST_PERIOD)
 
@@ -191,8 +192,7 @@ class TraceRecorder(recording.Recorder):
 
     def _take_rows(self, actor: ActorBase) -> int:
         """Collect the new steps and resets of an actor; return how many there were."""
-        page = actor.page
-        if page is None:
+        if (page := actor.page) is None:
             return 0
         with self._lock:
             track = self._track(actor)

@@ -141,9 +141,11 @@ class ActorPool(BoundToProcess, Generic[T_co]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None:
-            self._calls.wait_ended()
-        self.close()
+        try:
+            if kind is None:
+                self._calls.wait_ended()
+        finally:
+            self.close()
 
     def __len__(self) -> int:
         return len(self.actors)

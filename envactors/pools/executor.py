@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from envactors import backends
@@ -27,7 +27,7 @@ from envactors.crashes.writer import CrashDir
 from envactors.errors import ActorClosedError
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps, pickle_argument
-from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, as_timeout, check_kind, is_int
+from envactors.options import Deadlines, EnvVars, RecyclePolicy, RestartPolicy, as_timeout, check_kind, is_int
 from envactors.pools.failure_kinds import FailureKind
 from envactors.pools.functions import FunctionPickler, Functions
 from envactors.pools.runner import FunctionRunner
@@ -35,6 +35,8 @@ from envactors.pools.shared_calls import SharedCall, SharedCalls, SharedFuture
 from envactors.system.cpus import usable_cores
 
 S = TypeVar("S")
+# The deadline of a call, and its retries.
+_Limits = tuple[float | None, int]
 # How long starting a worker and its initializer may take, in seconds: initializers load models.
 _START_PATIENCE = 600.0
 # The calls of the executors of this process, which end before the program does.
@@ -82,7 +84,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         recycle: When to replace a worker between two calls: its ``max_calls`` and ``max_memory``.
         initializer: Called once in each worker process, before its first function.
         initargs: The arguments of the initializer.
-        env_vars: Environment variables of the workers.
+        env_vars: Environment variables of the workers, or a function of an actor's index that returns them.
         backend: Where the workers run: the name of a backend, or a backend.
         name: The prefix of the workers' names.
         crash_dir: Directory for crash bundles of calls; see `envactors.spawn`.
@@ -103,7 +105,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         recycle: RecyclePolicy | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
-        env_vars: Mapping[str, str] | None = None,
+        env_vars: EnvVars = None,
         backend: str | Backend = "process",
         name: str = "executor",
         crash_dir: CrashDir = None,
@@ -158,7 +160,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             TypeError: ``fn`` cannot be called.
             RuntimeError: The executor was shut down.
         """
-        return self._submit(fn, args, kwargs, "run", *self._defaults)
+        return self._submit(fn, "run", (args, kwargs), self._defaults)
 
     def map(
         self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -175,7 +177,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             ValueError: ``chunksize`` or ``timeout`` is out of range.
             RuntimeError: The executor was shut down.
         """
-        return self._map(fn, iterables, timeout, chunksize, *self._defaults)
+        return self._map(fn, iterables, timeout, chunksize, self._defaults)
 
     def options(self, *, deadline: float | None = None, retries: int | None = None) -> ExecutorOptions:
         """Return the same executor with another deadline, or other retries.
@@ -191,7 +193,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         deadline = own_deadline if deadline is None else deadline
         limits = _check_limits(deadline, own_retries if retries is None else retries, "options")
         self._calls.first_actor.warn_of_deadlines(limits[0])
-        return ExecutorOptions(self, *limits)
+        return ExecutorOptions(self, limits)
 
     def stats(self) -> ExecutorStats:
         """Return how calls have ended, and what the workers are doing."""
@@ -220,32 +222,24 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             calls.runtime.callbacks.submit(calls.close_once_ended)
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None or issubclass(kind, (Exception, SystemExit, GeneratorExit)):
-            self.shutdown(wait=True)
-        else:
+        try:
+            if kind is None or issubclass(kind, (Exception, SystemExit, GeneratorExit)):
+                self.shutdown(wait=True)
+        finally:  # also after Ctrl-C while it waits
             _abandon(self._calls)
 
     def __repr__(self) -> str:
         stats = self.stats()
         return f"<executor of {len(self._calls.handles)} workers: {stats.running} running, {stats.waiting} waiting>"
 
-    def _submit(
-        self,
-        fn: Callable[..., Any],
-        args: Any,
-        kwargs: dict[str, Any],
-        method: str,
-        deadline: float | None,
-        retries: int,
-    ) -> ActorFuture[Any]:
+    def _submit(self, fn: Callable[..., Any], method: str, args: tuple[Any, ...], limits: _Limits) -> ActorFuture[Any]:
         if not callable(fn):
             raise TypeError(f"cannot submit {fn!r}: expected a function")
         calls, title = self._calls, getattr(fn, "__qualname__", None) or type(fn).__qualname__
         future: ActorFuture[Any] = SharedFuture(calls)
-        call = SharedCall(title, 0, Kind.CALL, future, deadline, retries)
-        arguments = (args, kwargs) if method == "run" else (args,)
+        call = SharedCall(title, 0, Kind.CALL, future, *limits)
         try:
-            calls.submit(call, (0, method, (self._encode(fn), *arguments), {}), FunctionPickler)
+            calls.submit(call, (0, method, (self._encode(fn), *args), {}), FunctionPickler)
         except ActorClosedError as error:
             if calls.is_closed:
                 raise RuntimeError(f"cannot submit {title!r}: the executor was shut down") from None
@@ -264,7 +258,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         iterables: tuple[Iterable[Any], ...],
         timeout: float | None,
         chunksize: int,
-        *limits: Any,
+        limits: _Limits,
     ) -> Iterator[Any]:
         timeout = as_timeout(timeout, "map(timeout=...)", may_be_past=True)
         if not is_int(chunksize):
@@ -272,35 +266,35 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         end = None if timeout is None else time.monotonic() + timeout
         items = zip(*iterables, strict=False)
         if chunksize == 1:
-            return _results([self._submit(fn, args, {}, "run", *limits) for args in items], end)
+            return _results([self._submit(fn, "run", (args, {}), limits) for args in items], end)
         chunks = iter(lambda: list(itertools.islice(items, min(chunksize, sys.maxsize))), [])
-        futures = [self._submit(fn, chunk, {}, "run_chunk", *limits) for chunk in chunks]
+        futures = [self._submit(fn, "run_chunk", (chunk,), limits) for chunk in chunks]
         return (chunk.pop(0) for chunk in _results(futures, end) for _ in range(len(chunk)))
 
 
 class ExecutorOptions:
     """An executor with its own deadline and retries for calls. `Executor.options` makes it."""
 
-    def __init__(self, executor: Executor, deadline: float | None, retries: int) -> None:
+    def __init__(self, executor: Executor, limits: _Limits) -> None:
         self._executor = executor
-        self._limits = deadline, retries
+        self._limits = limits
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[R]:
         """Run a function in a worker; see `Executor.submit`."""
-        return self._executor._submit(fn, args, kwargs, "run", *self._limits)
+        return self._executor._submit(fn, "run", (args, kwargs), self._limits)
 
     def map(
         self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[R]:
         """Call a function with the items of iterables; see `Executor.map`."""
-        return self._executor._map(fn, iterables, timeout, chunksize, *self._limits)
+        return self._executor._map(fn, iterables, timeout, chunksize, self._limits)
 
 
 def _pickle_initializer(call: tuple[Callable[..., object] | None, Iterable[Any]]) -> bytes:
     return bytes(dumps((call[0], tuple(call[1])), FunctionPickler))
 
 
-def _check_limits(deadline: float | None, retries: int, where: str) -> tuple[float | None, int]:
+def _check_limits(deadline: float | None, retries: int, where: str) -> _Limits:
     deadline = as_timeout(deadline, f"{where}(deadline=...)")
     if not is_int(retries, 0):
         raise ValueError(f"{where}(retries=...) is {retries!r}: expected an int >= 0")
@@ -323,6 +317,7 @@ def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
 
 def _abandon(calls: SharedCalls) -> None:
     """Cancel the calls that wait, and end those that run: the program is ending."""
+    calls.check_process()
     calls.refuse_calls(cancel=True)
     calls.close_actors(0)
 

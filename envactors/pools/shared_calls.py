@@ -84,8 +84,7 @@ class CallRecycler:
         count = count + 1 if counted == incarnation else 1
         self._counts[actor.name] = incarnation, count
         memory = 0 if worker is None or self._policy.max_memory is None else worker.resident_memory()
-        reason = self._policy.limit_reached(calls=count, memory=memory)
-        if reason:
+        if reason := self._policy.limit_reached(calls=count, memory=memory):
             actor.jobs.enqueue(Renewal(reason=reason), first=True)
 
 

@@ -38,8 +38,8 @@ def make_room() -> int | None:
             raise LaunchRefusedError(
                 f"{count} file descriptors are open, and a worker is started only while at most {hard - _NEEDED} are. "
                 f"Of the {hard} that the hard limit allows (ulimit -Hn), {_NEEDED} are kept free: for the start, which "
-                "opens some for a moment, and as a reserve for the program's own files. Raise the hard limit, or have "
-                "several envs per process (envs_per_actor)"
+                "opens some for a moment, and as a reserve for the program's own files. Raise the hard limit, or start "
+                "fewer processes (envs_per_actor, max_workers)"
             )
         raised = min(highest, max(wanted, soft + _STEP))
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))

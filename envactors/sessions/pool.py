@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Generic
 
 from envactors.actor.base import ActorBase
@@ -23,7 +23,7 @@ from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
 from envactors.mailbox.messages import Call, Frame, Kind
-from envactors.options import Deadlines, RestartPolicy, as_deadlines, as_timeout, check_kind
+from envactors.options import Deadlines, EnvVars, RestartPolicy, as_deadlines, as_timeout, check_kind
 from envactors.pools.failure_kinds import kind_of
 from envactors.sessions.arguments import check_episode, check_options
 from envactors.sessions.lease import Lease
@@ -58,7 +58,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         standbys: How many additional processes the pool keeps beyond ``size``. They start while sessions run, so that
             the next session waits neither for the old process to exit nor for a new one to start.
         backend: Where the actors run: the name of a backend, or a backend. It must be able to kill its workers.
-        env_vars: Environment variables of the workers.
+        env_vars: Environment variables of the workers, or a function of an actor's index that returns them.
         name: The prefix of the actors' names.
 
     Raises:
@@ -77,7 +77,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         standbys: int = 0,
         backend: str | Backend = "process",
-        env_vars: Mapping[str, str] | None = None,
+        env_vars: EnvVars = None,
         name: str = "session",
     ) -> None:
         resolved = check_options(size, fresh, standbys, backend)

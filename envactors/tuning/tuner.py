@@ -57,7 +57,7 @@ class Tuning:
         results: All candidates, the fastest first.
         factory_name: What the lines call the factory.
         loop_rate: Env-steps per second of a plain loop over the envs in this process; 0 if it failed.
-        imports: The imports that the lines need.
+        imports: The imports that the lines need, that of envactors last.
     """
 
     num_envs: int
@@ -161,8 +161,8 @@ class Tuning:
         # Both are the same if every `step` failed.
         lines += [line for line in dict.fromkeys([self._rollout_line, self.line]) if line]
         if self.drop_in_line is not None:
-            # A comment, so that all lines can be pasted together.
-            lines += ["", "# Or, as a drop-in for Gymnasium's vector envs:"]
+            # A comment, so that all lines can be pasted together; with its imports, so that these can be pasted alone.
+            lines += ["", "# Or, as a drop-in for Gymnasium's vector envs:", *self.imports[:-1]]
             lines += ["from envactors.integrations.gymnasium import ActorVectorEnv", self.drop_in_line]
         return "\n".join(lines)
 
@@ -220,6 +220,7 @@ class Tuner:
         if not (limit := as_timeout(seconds, "tune(seconds=...)")):
             raise ValueError(f"tune(seconds={seconds}): expected seconds > 0")
         self._factory = as_callable(factory, "tune")
+        self._name: str = factory if isinstance(factory, str) else getattr(factory, "__name__", "")
         self._num_envs = num_envs
         self._seconds = limit
         self._on_progress = on_progress
@@ -234,8 +235,7 @@ class Tuner:
     def run(self) -> Tuning:
         """Measure, and return the outcome."""
         self._begun = time.monotonic()
-        name = getattr(self._factory, "__name__", "")
-        actions = Actions.sample(self._factory, name or repr(self._factory), self._num_envs)
+        actions = Actions.sample(self._factory, self._name or repr(self._factory), self._num_envs)
         with self._closing:
             self._start_loop()
             best = self._compare(placements(self._num_envs, usable_cores()), actions, _PLACING)
@@ -247,7 +247,8 @@ class Tuner:
         if results[0].failure is not None:
             raise results[0].failure
         loop_rate = statistics.median(self._loop_rates) if self._loop_rates else 0.0
-        return Tuning(self._num_envs, results, name if name.isidentifier() else "make_env", loop_rate)
+        name = self._name if self._name.isidentifier() else "make_env"
+        return Tuning(self._num_envs, results, repr(self._name) if ":" in self._name else name, loop_rate)
 
     def _compare(self, candidates: list[Candidate], actions: Actions, until: float) -> list[Candidate]:
         """Let candidates take turns until this share of the time is over; return the fast ones, the fastest first."""

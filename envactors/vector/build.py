@@ -40,14 +40,12 @@ class EnvHandle(ActorView):
         """Raise, since this would end the other envs of the process."""
         self._refuse("renew")
 
-    def kill(self, *, restart: bool = False) -> NoReturn:
+    def kill(self, **_: object) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
-        del restart
         self._refuse("kill")
 
-    def close(self, timeout: float | None = None) -> NoReturn:
+    def close(self, *_: object, **__: object) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
-        del timeout
         self._refuse("close")
 
     def _refuse(self, method: str) -> NoReturn:

@@ -13,8 +13,8 @@ from envactors.actor.permits import Permits
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
-from envactors.options import RecyclePolicy, SnapshotPolicy, is_int
-from envactors.vector.options import Autoreset, EnvVars, OnFailure, VectorSettings
+from envactors.options import RecyclePolicy, SnapshotPolicy, as_env_vars, is_int
+from envactors.vector.options import Autoreset, OnFailure, VectorEnvVars, VectorSettings
 
 
 def check_flags(**flags: object) -> None:
@@ -62,12 +62,12 @@ def check_settings(
 
 
 def group_envs(
-    factories: list[Factory], envs_per_actor: int | Literal["auto"], env_vars: EnvVars, backend: Backend
+    factories: list[Factory], envs_per_actor: int | Literal["auto"], env_vars: VectorEnvVars, backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
     """Return the factories of each actor, and the environment variables of each actor (or None).
 
     Raises:
-        TypeError: ``env_vars`` is neither a mapping, a sequence, nor a function.
+        TypeError: ``env_vars`` is neither a mapping, a sequence, nor a function, or returns no mapping.
         VectorInputError: There are no factories, ``envs_per_actor`` is invalid, or ``env_vars`` does not have one
             mapping per actor.
         ValueError: ``envs_per_actor`` is ``"auto"``, and the number of cores is not known yet.
@@ -82,15 +82,8 @@ def group_envs(
     else:
         raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1, or 'auto'")
     by_actor = [factories[start:end] for start, end in itertools.pairwise(bounds)]
-    if env_vars is None or isinstance(env_vars, Mapping):
-        return by_actor, [env_vars] * len(by_actor)
-    if callable(env_vars):
-        return by_actor, [env_vars(index) for index in range(len(by_actor))]
     if not isinstance(env_vars, Sequence) or isinstance(env_vars, str):
-        raise TypeError(
-            f"env_vars is {env_vars!r}: expected a mapping for all actors, a sequence with one for each, or a function "
-            "of the actor's index"
-        )
+        return by_actor, [as_env_vars(env_vars, index) for index in range(len(by_actor))]
     if len(env_vars) != len(by_actor):
         raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {len(by_actor)} actors: expected one each")
     return by_actor, env_vars

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypedDict
 
 from envactors.backends.base import Backend
 from envactors.crashes.writer import CrashDir
-from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotPolicy
+from envactors.options import Deadlines, EnvVars, RecyclePolicy, RestartPolicy, SnapshotPolicy
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "renew", "replay"]
-EnvVars = Mapping[str, str] | Sequence[Mapping[str, str] | None] | Callable[[int], Mapping[str, str] | None] | None
+VectorEnvVars = EnvVars | Sequence[Mapping[str, str] | None]
 
 
 class AutoresetRules(NamedTuple):
@@ -52,7 +52,7 @@ class CommonOptions(TypedDict, total=False):
     restart: RestartPolicy
     recycle: RecyclePolicy | None
     standbys: int
-    env_vars: EnvVars
+    env_vars: VectorEnvVars
     backend: str | Backend
     max_running: int | None
     seed_episodes: bool
@@ -127,7 +127,7 @@ class VectorSettings(NamedTuple):
     restart: RestartPolicy = RestartPolicy(max_restarts=10, backoff_max=5.0)
     recycle: RecyclePolicy | None = None
     standbys: int = 0
-    env_vars: EnvVars = None
+    env_vars: VectorEnvVars = None
     backend: str | Backend = "process"
     max_running: int | None = None
     seed_episodes: bool = False
@@ -138,7 +138,7 @@ class VectorSettings(NamedTuple):
 
     def actor_name(self, name: str) -> str:
         """Return the name of an actor, with the prefix of the vector."""
-        return name if self.name is None else f"{self.name}-{name}"
+        return f"{self.name}-{name}" if self.name else name
 
 
 OPTIONS = VectorSettings._fields

@@ -34,6 +34,7 @@ import envactors as ea
 from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep, parallel_environment
 from envactors.process import starting
 from envactors.remote import LocalNodes
+from envactors.vector.options import VectorSettings
 
 FIRST, MID, LAST = range(3)
 
@@ -122,6 +123,11 @@ def test_names_of_start_methods_stand_for_the_default(make, name):
 def test_an_unknown_start_method_is_a_value_error():
     with pytest.raises(ValueError, match="'by magic'"):
         ActorParallelEnvironment([AlfEnv], start_method="by magic")
+
+
+def test_under_renew_processes_are_restarted_as_in_vectors(make):
+    env = make([AlfEnv], on_failure="renew")
+    assert env.actors[0]._actor.config.restart == VectorSettings().restart
 
 
 def test_any_backend(make):

@@ -92,6 +92,18 @@ def test_spaces_and_env_ref_may_be_read_before_launch_from_one_worker(make, tmp_
         manager._env_ref.nowhere  # noqa: B018
 
 
+class Placed(Bare):
+    def __init__(self):
+        super().__init__()
+        self.device = os.environ.get("DEVICE")
+
+
+@pytest.mark.parametrize("env_vars", [lambda index: {"DEVICE": str(index)}, [{"DEVICE": "0"}, None]])
+def test_the_env_that_is_read_before_launch_has_the_variables_of_the_first(make, env_vars):
+    manager = make(env_fn=[Placed] * 2, launch=False, env_vars=env_vars)
+    assert manager._env_ref.device == "0"
+
+
 def test_default_config_and_relaunch_after_close(make):
     config = AsyncActorEnvManager.default_config()
     config.episode_num = 2

@@ -562,6 +562,14 @@ def test_a_handle_with_options_has_the_attributes_of_the_handle(actor):
     assert actor.state is ea.ActorState.CLOSED
 
 
+def test_options_of_a_handle_with_options_keep_what_they_do_not_replace(actor):
+    for timed in (actor.options(deadline=0.2).options(retries=0), actor.options(retries=0).options(deadline=0.2)):
+        error = timed.hang_in_c().exception(SOON)
+        assert isinstance(error, ea.ActorTimeoutError)
+        assert error.timeout == 0.2
+        actor.renew().result(SOON)
+
+
 def test_handles_and_futures_stay_in_their_process(actor):
     for refused in (lambda: pickle.dumps(actor), lambda: copy.copy(actor)):
         with pytest.raises(TypeError, match="belongs to the process"):

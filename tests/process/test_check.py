@@ -57,6 +57,15 @@ class StartsThreads(EchoEnv):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         return super().reset(**arguments)
 
+class Greets(EchoEnv):
+    def __init__(self):
+        super().__init__(episode_length=20)
+        print("hello from the env")
+
+class HangsAtStart(EchoEnv):
+    def __init__(self):
+        FAULTS["hang_in_c"]()
+
 class Factory:
     def __init__(self):
         self.lock = threading.Lock()
@@ -124,6 +133,7 @@ def test_each_defect_of_the_sample_envs_is_found_and_no_other(check, env, found,
     ("env", "kind", "text"),
     [
         ("Hangs", "hang", "in step"),
+        ("HangsAtStart", "hang", "in __init__"),
         ("Crashes", "crash", "SIGSEGV"),
         ("Raises", "exception", "ZeroDivisionError: no more rooms (File"),
         ("Exits", "exception", "SystemExit: 3 (File"),
@@ -133,7 +143,7 @@ def test_each_defect_of_the_sample_envs_is_found_and_no_other(check, env, found,
     ],
 )
 def test_an_env_that_cannot_be_used_is_a_finding(check, env, kind, text, capsys):
-    status, record = check(f"rooms:{env}", "--deadline", "2" if env == "Hangs" else "30")
+    status, record = check(f"rooms:{env}", "--deadline", "2" if env.startswith("Hangs") else "30")
     assert (status, kinds(record), record["settings"]) == (1, [kind], None)
     assert text in record["findings"][0]["message"]
     assert "The checks after this were not run." in capsys.readouterr().out
@@ -178,9 +188,14 @@ def test_what_does_not_stop_the_env_is_found_beside_the_settings(check, env, kin
     assert record["line"].startswith("envs = ea.VectorEnv(")
 
 
-def test_with_json_on_stdout_nothing_else_is_printed(check, capsys):
-    assert main(["check", "troubled:UnpicklableEnv", "--seconds", "1", "--json", "-"]) == 1
-    assert kinds(json.loads(capsys.readouterr().out)) == ["unpicklable state"]
+@pytest.mark.parametrize("command", ["check", "tune"])
+def test_with_json_on_stdout_nothing_else_is_printed(check, command):
+    code = "import sys; from envactors.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = [command, "rooms:Greets", "--seconds", "1", "--json", "-"]
+    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["line"].startswith("envs = ea.VectorEnv(")
+    assert "hello from the env" in ended.stderr
 
 
 def test_neither_rich_nor_psutil_is_needed():

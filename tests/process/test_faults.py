@@ -66,16 +66,24 @@ def test_a_crash_in_a_call_fails_it_within_a_second(method, args, exitcode, sign
 
 
 class Threaded(Counter):
-    """Has a thread that waits, beside the one that runs the calls."""
+    """Has threads that wait, beside the one that runs the calls."""
 
-    def __init__(self):
+    def __init__(self, threads):
         super().__init__()
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        for _ in range(threads):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def segfault_in_a_thread(self):
+        threading.Thread(target=self.segfault).start()
+        threading.Event().wait()
 
 
-def test_a_segfault_shows_the_frames_of_the_env_first():
-    with ea.spawn(Threaded) as actor:
-        error = actor.segfault().exception(SOON)
+@pytest.mark.parametrize("method", ["segfault", "segfault_in_a_thread"])
+@pytest.mark.parametrize("threads", [1, 30])
+def test_a_segfault_shows_the_frames_of_the_thread_that_failed_first(threads, method):
+    with ea.spawn(Threaded, threads) as actor:
+        error = actor.call(method).exception(SOON)
+    assert len(error.stderr_tail.splitlines()) <= 50
     for text in (str(error), error.stderr_tail):
         frames = [line for line in text.splitlines() if line.startswith("  File ")]
         at = next(index for index, frame in enumerate(frames) if frame.endswith("in segfault"))

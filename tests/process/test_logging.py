@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -263,6 +264,25 @@ def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind,
         first = next(text for text in line.splitlines() if text.startswith("  File "))
         assert "test_logging" in first
         wait_until(lambda: lines_with(caplog, "actor 'env-0': restart 1 of 9 in 0.2 s"))
+
+
+def test_the_record_of_a_failure_names_the_env_that_has_failed(caplog):
+    with ea.VectorEnv([Failing] * 2, envs_per_actor=2, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        envs.step([0, 3])
+        wait_until(lambda: lines_with(caplog, "SIGABRT"))
+        assert [record.env_id for record in list(caplog.records) if "SIGABRT" in record.getMessage()] == [1]
+
+
+def test_the_log_says_that_no_restart_is_left(caplog):
+    with ea.VectorEnv([Failing], on_failure="renew", restart=ea.RestartPolicy(max_restarts=1, backoff=0)) as envs:
+        for _ in range(2):
+            envs.reset()
+            with contextlib.suppress(ea.VectorStepError):
+                envs.step([3])
+        wait_until(lambda: len(lines_with(caplog, "SIGABRT")) == 2)
+        ends = [line.splitlines()[0].endswith("; it is not restarted") for line in lines_with(caplog, "SIGABRT")]
+        assert ends == [False, True]
 
 
 def test_evidence_is_logged_once_in_a_while(caplog, monkeypatch):

@@ -275,6 +275,23 @@ def test_a_call_that_waits_for_an_actor_can_be_aborted():
         GATE.set()
 
 
+@pytest.mark.parametrize("kind", ["pool", "executor"])
+def test_an_interrupt_while_the_block_waits_for_its_calls_ends_them(monkeypatch, kind):
+    deadlines = ea.Deadlines(close=0.2)
+    pool = ea.ActorPool(lambda: time, 1, deadlines=deadlines) if kind == "pool" else ea.Executor(1)
+    sleep = "sleep" if kind == "pool" else time.sleep
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), pool:
+        running, waiting = pool.submit(sleep, 3600), pool.submit(sleep, 3600)
+        wait_until(running.running)
+        patch.setattr("envactors.pools.shared_calls.SharedCalls.wait_ended", interrupted)
+    assert isinstance(running.exception(SOON), ea.ActorError)
+    assert waiting.cancelled()
+
+
 class Interrupted:
     """Cannot be pickled: its reduction raises what no call can end with."""
 

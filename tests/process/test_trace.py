@@ -190,17 +190,53 @@ def test_a_trace_that_fails_leaves_nothing_behind(path, monkeypatch, where):
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    path.write_text("an older trace")
     name = {"thread": "collecting", "first look": "begin", "writing": "content"}[where]
     with monkeypatch.context() as patch:
         patch.setattr(trace_module.TraceRecorder, name, interrupt)
         with pytest.raises(KeyboardInterrupt), ea.trace(path):
             pass
     assert not recording.is_recording()
-    assert path.exists() == (where == "writing")
+    assert (path.read_text() == "an older trace") == (where != "writing")
     assert "envactors-trace" not in [thread.name for thread in threading.enumerate()]
     with ea.trace(path), ea.spawn(Counter, name="next") as actor:
         actor.add(1).result(SOON)
     assert "next" in check(path.read_text())[0]
+
+
+def test_a_forked_process_that_leaves_the_block_writes_no_trace(path):
+    done = run_script(
+        """
+        import os, sys, warnings
+        import envactors as ea
+
+        warnings.simplefilter("ignore")  # of forks of processes with threads
+        actor = ea.spawn(lambda: "text", name="one")
+        with ea.trace(sys.argv[1]):
+            actor.upper().result()
+            if not (child := os.fork()):
+                sys.exit()
+            os.waitpid(child, 0)
+        """,
+        str(path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert counts(check(path.read_text())[0]["one"])["upper"] == 1
+
+
+def test_a_trace_that_is_interrupted_at_its_end_ends_all_the_same(path, monkeypatch):
+    release, calls = trace_module._release, []
+
+    def interrupted(recorder):
+        calls.append(recorder)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        release(recorder)
+
+    monkeypatch.setattr(trace_module, "_release", interrupted)
+    with pytest.raises(KeyboardInterrupt), ea.trace(path):
+        pass
+    assert not recording.is_recording()
 
 
 def test_a_trace_that_is_interrupted_while_its_thread_starts_ends_the_thread(path, monkeypatch):

@@ -260,6 +260,16 @@ def test_tune_rejects_invalid_arguments(num_envs, seconds, error):
         ea.tune(EchoWithSpace, num_envs, seconds=seconds)
 
 
+def test_the_lines_name_a_factory_as_it_was_given(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    for factory, name in (
+        ("test_tuning:EchoWithSpace", "'test_tuning:EchoWithSpace'"),
+        (EchoWithSpace, "EchoWithSpace"),
+    ):
+        tuning = ea.tune(factory, 1, seconds=0.1)
+        assert tuning.line.startswith(f"envs = ea.VectorEnv([{name}] * 1")
+
+
 class Mute(EchoEnv):
     action_space = None
 
@@ -286,9 +296,9 @@ def test_the_lines_of_the_command_can_be_pasted(capfd):
     assert main(["tune", "CartPole-v1", "--num-envs", "2", "--seconds", "1"]) == 0
     code = capfd.readouterr().out.partition("import gymnasium")
     vector, drop_in = "".join(code[1:]).split("# Or,")
-    for pasted, imports in ((vector, ""), ("# Or," + drop_in, "import gymnasium\n")):
+    for pasted in (vector, "# Or," + drop_in):
         names = {}
-        exec(imports + pasted, names)
+        exec(pasted, names)
         with contextlib.closing(names["envs"]) as envs:
             assert envs.num_envs == 2
             envs.reset(seed=0)

@@ -49,6 +49,22 @@ def test_the_thread_of_the_env_comes_first_without_the_frames_of_this_library():
     assert order_fatal_error(ORDERED) == ORDERED
 
 
+def test_the_thread_that_failed_comes_before_that_of_the_env():
+    crashed = 'Current thread 0x00007f4aab (most recent call first):\n  File "/home/me/env.py", line 9 in simulate'
+    head, env, _, end = ORDERED.split("\n\n")
+    waiting = env.replace("Current thread", "Thread")
+    assert order_fatal_error("\n\n".join([head, waiting, crashed, end])) == "\n\n".join([head, crashed, waiting, end])
+
+
+def test_of_many_stacks_the_first_ones_are_left_and_the_lines_around_them():
+    idle = 'Thread 0x00007f4aab (most recent call first):\n  File "/home/me/env.py", line 3 in wait'
+    dump = "\n\n".join(["before", "Fatal Python error: Aborted", *[idle] * 99, DUMP.split("\n\n")[2], "after"])
+    lines = order_fatal_error(dump).split("\n")
+    assert len(lines) <= 50
+    assert (lines[0], lines[2], lines[-1]) == ("before", "Fatal Python error: Aborted", "after")
+    assert lines[5] == '  File "/home/me/env.py", line 6 in render'
+
+
 def test_everything_else_in_stderr_stays_as_it_is():
     assert order_fatal_error(f"{TRACEBACK}\n{DUMP}\nlast words\n") == f"{TRACEBACK}\n{ORDERED}\nlast words\n"
     for text in ("", "\n", "last words", TRACEBACK):

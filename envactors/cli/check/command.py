@@ -241,12 +241,12 @@ def _finding_of(error: BaseException) -> Finding:
     from envactors.errors import cause_of
     from envactors.mailbox.pickling import safe_str
 
-    if isinstance(error, ea.ActorTimeoutError):
-        where = _frame_of_env(error.stacks)
-        message = f"The env did not return within {error.timeout:g} s{where}."
+    cause = error.__cause__ if isinstance(error, ea.ActorStartError) else None
+    if isinstance(hung := cause or error, ea.ActorTimeoutError):
+        where = _frame_of_env(hung.stacks)
+        message = f"The env did not return within {hung.timeout:g} s{where}."
         return Finding("hang", message, "Find what it waits for, and set deadlines, so that training continues.")
     if isinstance(error, ea.ActorStartError):
-        cause = error.__cause__
         message = f"The env could not be made: {error if cause is None else safe_str(cause)}"
         return Finding("start", message, "Call the factory in a Python shell to see its traceback.")
     if isinstance(error, ea.ActorError):

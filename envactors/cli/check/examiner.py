@@ -152,22 +152,19 @@ class Examiner:
         space = self._env.action_space
         if hasattr(space, "seed"):
             space.seed(seed)
-        has_ended = True
         arguments = {"seed": seed}
         while True:
             begun = time.perf_counter()
-            if has_ended:
-                kind = "reset"
-                result = self._env.reset(**arguments)
-                has_ended = False
-                arguments = {}
-            else:
+            result = self._env.reset(**arguments)
+            yield "reset", time.perf_counter() - begun, result
+            arguments = {}
+            has_ended = False
+            while not has_ended:
                 action = space.sample()
                 begun = time.perf_counter()
-                kind = "step"
                 result = self._env.step(action)
+                yield "step", time.perf_counter() - begun, result
                 has_ended = bool(result[2] or result[3])
-            yield kind, time.perf_counter() - begun, result
 
     def _play_episode(self, reset_seconds: list[float]) -> int:
         begun = time.perf_counter()

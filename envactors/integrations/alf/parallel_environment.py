@@ -30,7 +30,7 @@ from envactors.mailbox.factory import as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy, is_int
 from envactors.process.starting import THREAD_CAPS
 from envactors.vector.inputs import seeds_for
-from envactors.vector.options import EnvVars, VectorOptions
+from envactors.vector.options import VectorEnvVars, VectorOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -281,7 +281,7 @@ def _make_vector(factories: list[Any], options: VectorOptions, start_method: str
             options,
             _REFUSED,
             deadlines=Deadlines(start=None),
-            restart=RestartPolicy(max_restarts=0 if raises else 10),
+            restart=RestartPolicy(max_restarts=0 if raises else 10, backoff_max=5.0),
             backend=ProcessBackend(as_start_method(start_method), max_starting=1 if serially else None),
             copy=False,  # `Records` copies each array
         )
@@ -303,7 +303,7 @@ def _check_own_resets(batch_size: int, spares: int, *, seed_episodes: bool) -> N
             )
 
 
-def _with_caps(given: EnvVars, threads: int | None) -> EnvVars:
+def _with_caps(given: VectorEnvVars, threads: int | None) -> VectorEnvVars:
     """Return the environment variables of the workers, including those that limit the threads of NumPy's libraries."""
     caps = {} if threads is None else dict.fromkeys(THREAD_CAPS, str(threads))
     if given is None or isinstance(given, Mapping):

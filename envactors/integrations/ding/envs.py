@@ -21,7 +21,7 @@ from envactors.integrations.ding.values import PRELOAD, BaseEnvManager
 from envactors.integrations.options import as_start_method, make_vector, preloading
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
-from envactors.vector.options import EnvVars
+from envactors.vector.options import VectorEnvVars
 from envactors.vector_env import VectorEnv
 
 # Entries of the configuration that are options of the vector.
@@ -141,7 +141,7 @@ class Envs(BaseEnvManager):
                 factory,
                 deadlines=Deadlines(start=self._start_deadline()),
                 backend=self._backend(),
-                env_vars=variables if isinstance(variables, Mapping) else None,
+                env_vars=variables[0] if isinstance(variables, Sequence) else variables,
             )
         return self._scout
 
@@ -232,7 +232,7 @@ class Envs(BaseEnvManager):
             for env_fn, path in zip(self._env_fn, self._env_replay_path, strict=True)
         ]
 
-    def _env_vars(self) -> EnvVars:
+    def _env_vars(self) -> VectorEnvVars:
         given = self._cfg["env_vars"]
         return dict(given) if isinstance(given, Mapping) else given  # an EasyDict is not a plain dict
 

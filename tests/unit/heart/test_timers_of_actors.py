@@ -54,6 +54,14 @@ def test_limits_of_zero_seconds_are_checked_again_after_a_pause(limits, first):
     assert min(loop.times) >= now + 0.005
 
 
+def test_a_slow_step_is_reported_once_although_its_start_is_an_estimate():
+    timers = Timers(IdleLoop, lambda event, *args: event(*args))
+    watch = DeadlineWatch(ea.Deadlines(slow=1.0), timers, print)
+    now = time.monotonic()
+    judged = [watch.judge(Activity("step", 0, 1, now - ago)) for ago in (3.0, 3.1, 2.9, 1.0, 1.1)]
+    assert judged == [Judgment.SLOW, Judgment.IN_TIME, Judgment.IN_TIME, Judgment.SLOW, Judgment.IN_TIME]
+
+
 class Request(InlineRequest):
     def find_context(self):
         return None
