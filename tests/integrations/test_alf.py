@@ -551,8 +551,8 @@ def test_close_closes_the_envs_and_may_be_called_again(make, tmp_path):
 
 
 @pytest.mark.fresh_processes
-def test_close_at_exit(tmp_path):
-    done = run_script(
+def test_close_at_exit(tmp_path, run_warm):
+    done = run_warm(
         """
         import functools, pathlib, sys
         sys.modules["torch"] = None  # it takes seconds to load
@@ -751,8 +751,8 @@ def test_results_are_torch_tensors_and_so_may_actions_be(make):
     time_step.observation.zero_()  # its memory is the result's alone
 
 
-def test_without_torch_results_are_numpys():
-    done = run_script(
+def test_without_torch_results_are_numpys(run_warm):
+    done = run_warm(
         """
         import sys
         sys.modules["torch"] = None

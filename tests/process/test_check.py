@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -183,11 +182,11 @@ def test_with_json_on_stdout_nothing_else_is_printed(check, capsys):
     assert kinds(json.loads(capsys.readouterr().out)) == ["unpicklable state"]
 
 
-def test_neither_rich_nor_psutil_is_needed():
+def test_neither_rich_nor_psutil_is_needed(run_warm):
     hide = "import sys; sys.modules['rich'] = sys.modules['psutil'] = None; "
     code = f"{hide}from envactors.cli import main; sys.exit(main(sys.argv[1:]))"
     for arguments in (["check", "troubled:UnpicklableEnv", "--seconds", "1"], ["doctor"], ["stacks", "999999999"]):
-        ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        ended = run_warm(code, *arguments)
         assert (ended.returncode, "Traceback" in ended.stderr) == (int(arguments[0] != "doctor"), False)
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from helpers import SOON, Counter, run_script, wait_until
+from helpers import SOON, Counter, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -247,8 +247,9 @@ def test_a_vector_that_was_closed_before_is_not_in_it(path):
     assert counts(tracks["caller of vector 0"])["wait in step"] == 1
 
 
-def test_the_environment_starts_one(path):
-    done = run_script(
+def test_the_environment_starts_one(path, monkeypatch, run_warm):
+    monkeypatch.setenv("ENVACTORS_TRACE", str(path))
+    done = run_warm(
         """
         import os
 
@@ -259,25 +260,24 @@ def test_the_environment_starts_one(path):
             envs.reset(seed=0)
             envs.step([0, 1])
             assert "ENVACTORS_TRACE" not in os.environ
-        """,
-        env={**os.environ, "ENVACTORS_TRACE": str(path)},
+        """
     )
     assert (done.stdout, done.stderr) == ("", "")
     tracks, _ = check(path.read_text())
     assert counts(tracks["env-1"])["step"] == 1
 
 
-def test_a_trace_by_environment_gives_way_to_the_programs_own(path, tmp_path):
+def test_a_trace_by_environment_gives_way_to_the_programs_own(path, tmp_path, monkeypatch, run_warm):
+    monkeypatch.setenv("ENVACTORS_TRACE", str(path))
     own = tmp_path / "own.json"
-    done = run_script(
+    done = run_warm(
         f"""
         import envactors as ea
         from envactors.testing import EchoEnv
 
         with ea.trace({str(own)!r}), ea.spawn(EchoEnv, backend="inline") as actor:
             actor.reset(seed=0).result()
-        """,
-        env={**os.environ, "ENVACTORS_TRACE": str(path)},
+        """
     )
     assert "ENVACTORS_TRACE is set, and nothing is recorded" in done.stderr
     assert not path.exists()
