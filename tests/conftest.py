@@ -28,9 +28,8 @@ from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
 from leaks import describe, inventory, settled_inventory, targets
 from portable import why_not_portable
-from program_server import ProgramServer
+from program_server import OF_SCRIPTS, ProgramServer
 from slow import is_slow
-from warm import OF_SCRIPTS, warm_interpreter
 
 from envactors import backends
 from envactors.remote import local_nodes
@@ -186,21 +185,14 @@ def program_server(helper_processes):
     server.close()
 
 
-@pytest.fixture(scope="session")
-def script_interpreter(helper_processes):
-    """Starts the interpreter that runs the scripts of `run_warm`."""
-    with warm_interpreter("-W", "error") as interpreter:
-        yield interpreter
-
-
 @pytest.fixture
-def run_warm(script_interpreter, tmp_path):
+def run_warm(program_server, tmp_path):
     """Does what `helpers.run_script` does, for scripts to which it does not matter how their interpreter starts."""
 
     def run(code, *arguments):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
-        return script_interpreter.run(script, arguments, tmp_path, keeps_server=False)
+        return program_server.run(script, arguments, tmp_path, keeps_server=False)
 
     return run
 
