@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import dataclasses
 import functools
 import os
 import signal
@@ -18,10 +17,10 @@ import psutil
 import pytest
 from alfenvs import AlfEnv, Camera, Complaint, Gated, Logged, Many, Nested, TensorSpec, Ticking, uneven, uneven_length
 from helpers import (
-    FORK_SERVER,
     SOON,
     clocked,
     episode_seed,
+    fork_server,
     is_gone,
     kept_fork_server,
     most_at_once,
@@ -47,14 +46,8 @@ def server_of_alf(helper_processes):
 @pytest.fixture(autouse=True)
 def quick_starts_of_alf(request, monkeypatch):
     """Where it does not matter how processes start, the session's fork server starts them."""
-
-    def backend(start_method, max_starting):
-        made = copy.copy(FORK_SERVER)
-        made.traits = dataclasses.replace(made.traits, max_starting=max_starting)
-        return made
-
     if "fresh_processes" not in request.keywords:
-        monkeypatch.setattr(parallel_environment, "ProcessBackend", backend)
+        monkeypatch.setattr(parallel_environment, "ProcessBackend", lambda _, **traits: fork_server(**traits))
 
 
 @pytest.fixture
