@@ -79,7 +79,7 @@ def check(tmp_path, monkeypatch, capsys):
 
     def check(env, *arguments):
         path = tmp_path / "found.json"
-        status = main(["check", env, "--seconds", "1", "--json", str(path), *arguments])
+        status = main(["check", env, "--seconds", "0.2", "--json", str(path), *arguments])
         return status, json.loads(path.read_text())
 
     return check
@@ -178,14 +178,14 @@ def test_what_does_not_stop_the_env_is_found_beside_the_settings(check, env, kin
 
 
 def test_with_json_on_stdout_nothing_else_is_printed(check, capsys):
-    assert main(["check", "troubled:UnpicklableEnv", "--seconds", "1", "--json", "-"]) == 1
+    assert main(["check", "troubled:UnpicklableEnv", "--seconds", "0.2", "--json", "-"]) == 1
     assert kinds(json.loads(capsys.readouterr().out)) == ["unpicklable state"]
 
 
 def test_neither_rich_nor_psutil_is_needed(run_warm):
     hide = "import sys; sys.modules['rich'] = sys.modules['psutil'] = None; "
     code = f"{hide}from envactors.cli import main; sys.exit(main(sys.argv[1:]))"
-    for arguments in (["check", "troubled:UnpicklableEnv", "--seconds", "1"], ["doctor"], ["stacks", "999999999"]):
+    for arguments in (["check", "troubled:UnpicklableEnv", "--seconds", "0.2"], ["doctor"], ["stacks", "999999999"]):
         ended = run_warm(code, *arguments)
         assert (ended.returncode, "Traceback" in ended.stderr) == (int(arguments[0] != "doctor"), False)
 
