@@ -28,9 +28,8 @@ from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
 from leaks import describe, inventory, settled_inventory, targets
 from portable import why_not_portable
-from program_server import ProgramServer
+from program_server import OF_SCRIPTS, ProgramServer
 from slow import is_slow
-from warm import OF_SCRIPTS, warm_interpreter
 
 from envactors import backends
 from envactors.remote import local_nodes
@@ -114,6 +113,7 @@ def pytest_collection(session):
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
+    gc.disable()  # until all is imported
     folders = [path for path in map(Path, session.config.args) if path.is_dir()]
     files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
     for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
@@ -122,13 +122,15 @@ def pytest_collection(session):
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(file.stem)
         sys.path.remove(str(file.parent))
-        compileall.compile_file(file, quiet=1)
+        if "unit" not in file.parts:
+            compileall.compile_file(file, quiet=1)
 
 
 def pytest_collection_finish():
     """Excludes what the imports created from garbage collections, which makes them fast."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -149,10 +151,10 @@ def helper_processes(request):
     """Starts the processes that live as long as the caller, so that they do not count as leaks."""
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
-    items = [item for item in request.session.items if not item.nodeid.startswith("tests/unit/")]
+    items = [item for item in request.session.items if not item.nodeid.startswith(("tests/unit/", "tests/simulation/"))]
     modules = {item.module.__name__ for item in items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS - OF_COMMANDS
     if not PORTABLE:
-        FORK_SERVER._preload = ("helpers", *sorted(modules))
+        FORK_SERVER._preload = ("helpers", *sorted(modules), "huge_pages")
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     with contextlib.suppress(ImportError):
@@ -186,21 +188,14 @@ def program_server(helper_processes):
     server.close()
 
 
-@pytest.fixture(scope="session")
-def script_interpreter(helper_processes):
-    """Starts the interpreter that runs the scripts of `run_warm`."""
-    with warm_interpreter("-W", "error") as interpreter:
-        yield interpreter
-
-
 @pytest.fixture
-def run_warm(script_interpreter, tmp_path):
+def run_warm(program_server, tmp_path):
     """Does what `helpers.run_script` does, for scripts to which it does not matter how their interpreter starts."""
 
     def run(code, *arguments):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
-        return script_interpreter.run(script, arguments, tmp_path, keeps_server=False)
+        return program_server.run(script, arguments, tmp_path, keeps_server=False)
 
     return run
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import collections
 import ctypes
-import itertools
 import os
 import signal
 import subprocess
@@ -20,6 +18,10 @@ calls = 0
 def set_state(value):
     global state
     state = value
+
+
+def fill_state(size):
+    set_state(b"1" * size)
 
 
 def get_state():
@@ -77,7 +79,9 @@ def append_line(path, line):
 
 def hang_in_c():
     """Hold the interpreter's lock for ever."""
-    collections.deque(itertools.repeat(0), maxlen=0)
+    from envactors.testing import FAULTS
+
+    FAULTS["hang_in_c"]()
 
 
 def sleep_in_c(seconds=1000):

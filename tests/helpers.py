@@ -6,6 +6,7 @@ Workers import this module. They should not have to import pytest, which takes a
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import itertools
@@ -54,6 +55,13 @@ FORK_SERVER = _SessionBackend()
 START_METHODS = ["loky"] if PORTABLE else ["loky", "forkserver"]
 # Seconds within which a process has begun to make its env, on a machine that is not too busy.
 UP = 1.5 if PORTABLE else 0.5
+
+
+def fork_server(**traits):
+    """The session's fork server with other traits."""
+    made = copy.copy(FORK_SERVER)
+    made.traits = dataclasses.replace(made.traits, **traits)
+    return made
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from envactors.system.descriptors import count_descriptors
 
 _SHM = Path("/dev/shm")  # only read
+_CALLBACKS = "envactors-callbacks"  # the name of each thread for callbacks
 
 
 class Inventory(NamedTuple):
@@ -35,23 +36,24 @@ def inventory(earlier: Inventory | None = None) -> Inventory:
     """Return what this process holds now.
 
     Args:
-        earlier: An inventory to compare with. Its descriptors, its children, and its entries of /dev/shm are included
-            even if they no longer exist: another thread may have opened a file for a moment, a child may have been the
-            ``ps`` that a node's agent runs to measure memory, and all programs on the machine share /dev/shm. New
-            entries that other programs have mapped are ignored.
+        earlier: An inventory to compare with. Its descriptors, its children, its entries of /dev/shm, and its threads
+            for callbacks are included even if they no longer exist: another thread may have opened a file for a moment,
+            a child may have been the ``ps`` that a node's agent runs to measure memory, all programs on the machine
+            share /dev/shm, and the actors of the module before may have just been closed. New entries that other
+            programs have mapped are ignored.
     """
     descriptors = count_descriptors()
     shm = {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
     children = descendants(os.getpid())
+    names = [thread.name for thread in threading.enumerate()]
     if earlier is not None:
+        names += {*earlier.threads} & {_CALLBACKS}
         descriptors = max(descriptors, earlier.descriptors)
         new = shm - {*earlier.shm}
         shm = {*earlier.shm, *(new - _used_by_strangers() if new else ())}
         children |= {*earlier.children}
     # On a busy machine the pool for callbacks grows, and stays so until the last actor has ended.
-    names = [thread.name for thread in threading.enumerate()]
-    threads = sorted(name for name in names if name != "envactors-callbacks")
-    threads += ["envactors-callbacks"] * ("envactors-callbacks" in names)
+    threads = sorted(name for name in names if name != _CALLBACKS) + [_CALLBACKS] * (_CALLBACKS in names)
     return Inventory(descriptors, threads, sorted(children), sorted(shm))
 
 

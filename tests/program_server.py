@@ -2,8 +2,8 @@
 
 Starting an interpreter for a program with actors takes a quarter of a second of CPU time, and one for its fork server
 as long again. A fork runs the program's code with the arguments, the environment, the directory, and the path that an
-interpreter of its own would get; for its fork server see `nursery`. Unlike the scripts of `warm`, programs run beside
-their caller, which writes to them and reads from them meanwhile.
+interpreter of its own would get; for its fork server see `nursery`. Programs run beside their caller, which writes to
+them and reads from them meanwhile; a script runs to its end. The command `envactors` is such a script, too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import NamedTuple
+
+# What scripts import. There is another fork server for callers that have gymnasium.
+OF_SCRIPTS = ("numpy", "envactors.vector_env", "envactors.backends.process", "gymnasium")
 
 _SERVER = """
 def serve():
     import contextlib, gc, importlib, json, os, select, signal, socket, sys
 
+    own_path = sys.path[:]
     fd, sys.path[:], modules = json.loads(sys.argv[1])
-    for module in ("nursery", *modules):
+    for module in ("nursery", *modules, "huge_pages"):
         with contextlib.suppress(Exception):  # a test that needs the module reports the error
             importlib.import_module(module)
     # A collection in a fork would write to all of these objects, and so copy them.
@@ -62,7 +68,8 @@ def serve():
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-    code, sys.argv[1:], sys.path[:], environment, directory = json.loads(request)
+    code, sys.argv[1:], path, environment, directory = json.loads(request)
+    sys.path[:] = path or own_path  # no path: that of this interpreter
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
@@ -74,6 +81,39 @@ code = serve()
 del serve
 exec(code)
 """
+
+
+# A program that runs a script in its directory, with the path that an interpreter of its own would have.
+_SCRIPT = """
+def prepare():
+    import os, sys
+
+    script, keeps_server, *arguments = sys.argv[1:]
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, fd)
+        os.close(opened)
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = os.path.dirname(script)
+    if keeps_server:
+        import envactors as ea
+
+        ea.ProcessBackend().use({}).open()
+    with open(script) as file:
+        return script, compile(file.read(), script, "exec")
+
+__file__, code = prepare()
+del prepare
+exec(code)
+"""
+
+
+class Done(NamedTuple):
+    """How a script has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 class ForkedProgram:
@@ -120,7 +160,9 @@ class ForkedProgram:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self.kill()
         self.stdin.close()
         self.stdout.close()
         self.wait()
@@ -143,12 +185,21 @@ class ProgramServer:
         self._requests = ours
         self._lock = threading.Lock()
 
-    def start(self, code, arguments=(), environment=os.environ):
-        """Runs code in a fork, as `python -c` would."""
+    def run(self, script, arguments, directory, *, keeps_server=True):
+        """Runs a script in a directory to its end."""
+        arguments = [str(script), "keeps the server" if keeps_server else "", *arguments]
+        with self.start(_SCRIPT, arguments, path=[], directory=directory) as program:
+            program.stdin.close()
+            code = program.wait()
+        return Done(code, *((directory / name).read_text() for name in ("stdout", "stderr")))
+
+    def start(self, code, arguments=(), environment=os.environ, *, path=None, directory=None):
+        """Runs code in a fork, as `python -c` would; by default with the path and the directory of this process."""
         (stdin, to_stdin), (from_stdout, stdout), (from_status, status) = os.pipe(), os.pipe(), os.pipe()
-        request = json.dumps([code, arguments, sys.path, {**environment}, os.getcwd()]).encode()  # noqa: PTH109
+        path, directory = sys.path if path is None else path, str(directory or Path.cwd())
+        request = json.dumps([code, arguments, path, {**environment}, directory])
         with self._lock:
-            socket.send_fds(self._requests, [request], [stdin, stdout, 2, status])
+            socket.send_fds(self._requests, [request.encode()], [stdin, stdout, 2, status])
             pid = int(self._requests.recv(100))
         for fd in (stdin, stdout, status):
             os.close(fd)

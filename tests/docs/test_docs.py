@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from warm import warm_interpreter
+from program_server import OF_SCRIPTS, ProgramServer
 
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv
@@ -70,8 +70,9 @@ sys.exit(runner.failures > 0)
 
 @pytest.fixture(scope="module")
 def interpreter(helper_processes):
-    with warm_interpreter("-W", "error", "-W", PROTOBUF, "-W", TORCHRL) as interpreter:
-        yield interpreter
+    server = ProgramServer("-W", "error", "-W", PROTOBUF, "-W", TORCHRL, modules=OF_SCRIPTS)
+    yield server
+    server.close()
 
 
 def blocks(page: Path) -> list[str]:

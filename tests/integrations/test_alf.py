@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import dataclasses
 import functools
 import os
 import signal
@@ -18,10 +17,10 @@ import psutil
 import pytest
 from alfenvs import AlfEnv, Camera, Complaint, Gated, Logged, Many, Nested, TensorSpec, Ticking, uneven, uneven_length
 from helpers import (
-    FORK_SERVER,
     SOON,
     clocked,
     episode_seed,
+    fork_server,
     is_gone,
     kept_fork_server,
     most_at_once,
@@ -48,14 +47,8 @@ def server_of_alf(helper_processes):
 @pytest.fixture(autouse=True)
 def quick_starts_of_alf(request, monkeypatch):
     """Where it does not matter how processes start, the session's fork server starts them."""
-
-    def backend(start_method, max_starting):
-        made = copy.copy(FORK_SERVER)
-        made.traits = dataclasses.replace(made.traits, max_starting=max_starting)
-        return made
-
     if "fresh_processes" not in request.keywords:
-        monkeypatch.setattr(parallel_environment, "ProcessBackend", backend)
+        monkeypatch.setattr(parallel_environment, "ProcessBackend", lambda _, **traits: fork_server(**traits))
 
 
 @pytest.fixture
@@ -557,8 +550,8 @@ def test_close_closes_the_envs_and_may_be_called_again(make, tmp_path):
 
 
 @pytest.mark.fresh_processes
-def test_close_at_exit(tmp_path):
-    done = run_script(
+def test_close_at_exit(tmp_path, run_warm):
+    done = run_warm(
         """
         import functools, pathlib, sys
         sys.modules["torch"] = None  # it takes seconds to load
@@ -757,8 +750,8 @@ def test_results_are_torch_tensors_and_so_may_actions_be(make):
     time_step.observation.zero_()  # its memory is the result's alone
 
 
-def test_without_torch_results_are_numpys():
-    done = run_script(
+def test_without_torch_results_are_numpys(run_warm):
+    done = run_warm(
         """
         import sys
         sys.modules["torch"] = None

@@ -615,7 +615,7 @@ def test_on_failure_renew_ends_with_the_restarts(make):
     assert manager.closed
 
 
-def test_a_killed_caller_leaves_no_resources_behind():
+def test_a_killed_caller_leaves_no_resources_behind(run_warm):
     script = f"""
         import functools, os, signal, sys, warnings
         warnings.simplefilter("ignore")
@@ -629,7 +629,7 @@ def test_a_killed_caller_leaves_no_resources_behind():
         manager._begin_reset(0)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = run_script(script)
+    done = run_warm(script)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2

@@ -170,7 +170,7 @@ def test_ding_tells_an_exception_of_a_broken_class(caplog):
             raise NoText("x")
 
     module = importlib.import_module("envactors.integrations.ding")
-    manager = module.AsyncActorEnvManager([Env] * 2, max_retry=1)
+    manager = module.AsyncActorEnvManager([Env] * 2, max_retry=1, backend=FORK_SERVER)
     try:
         manager.seed(3)
         manager.launch()
@@ -185,7 +185,7 @@ def test_ding_tells_a_broken_exception_of_a_reset():
             raise NoText("x")
 
     module = importlib.import_module("envactors.integrations.ding")
-    manager = module.AsyncActorEnvManager([Env] * 2, max_retry=2)
+    manager = module.AsyncActorEnvManager([Env] * 2, max_retry=2, backend=FORK_SERVER)
     with pytest.raises(RuntimeError, match="NoText"):
         manager.launch()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -89,7 +88,7 @@ def check(tmp_path, monkeypatch, capsys):
 
     def check(env, *arguments):
         path = tmp_path / "found.json"
-        status = main(["check", env, "--seconds", "1", "--json", str(path), *arguments])
+        status = main(["check", env, "--seconds", "0.2", "--json", str(path), *arguments])
         return status, json.loads(path.read_text())
 
     return check
@@ -189,20 +188,20 @@ def test_what_does_not_stop_the_env_is_found_beside_the_settings(check, env, kin
 
 
 @pytest.mark.parametrize("command", ["check", "tune"])
-def test_with_json_on_stdout_nothing_else_is_printed(check, command):
+def test_with_json_on_stdout_nothing_else_is_printed(check, command, run_warm):
     code = "import sys; from envactors.cli import main; sys.exit(main(sys.argv[1:]))"
-    arguments = [command, "rooms:Greets", "--seconds", "1", "--json", "-"]
-    ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    arguments = [command, "rooms:Greets", "--seconds", "0.2", "--json", "-"]
+    ended = run_warm(code, *arguments)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["line"].startswith("envs = ea.VectorEnv(")
     assert "hello from the env" in ended.stderr
 
 
-def test_neither_rich_nor_psutil_is_needed():
+def test_neither_rich_nor_psutil_is_needed(run_warm):
     hide = "import sys; sys.modules['rich'] = sys.modules['psutil'] = None; "
     code = f"{hide}from envactors.cli import main; sys.exit(main(sys.argv[1:]))"
-    for arguments in (["check", "troubled:UnpicklableEnv", "--seconds", "1"], ["doctor"], ["stacks", "999999999"]):
-        ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    for arguments in (["check", "troubled:UnpicklableEnv", "--seconds", "0.2"], ["doctor"], ["stacks", "999999999"]):
+        ended = run_warm(code, *arguments)
         assert (ended.returncode, "Traceback" in ended.stderr) == (int(arguments[0] != "doctor"), False)
 
 

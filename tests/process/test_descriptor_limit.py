@@ -57,8 +57,8 @@ with ea.ActorPool(Env, 200) as pool:
     assert done.stderr == ""
 
 
-def test_where_the_hard_limit_is_too_low_the_start_is_rejected_at_once():
-    done = run_script(
+def test_where_the_hard_limit_is_too_low_the_start_is_rejected_at_once(run_warm):
+    done = run_warm(
         ENV
         + """
 limit(250, 250)

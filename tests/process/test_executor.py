@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures as cf
-import functools
 import gc
 import pickle
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,7 +17,7 @@ import functions
 import numpy as np
 import psutil
 import pytest
-from helpers import FORK_SERVER, SOON, is_gone, promised, run_script, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, is_gone, promised, wait_for_path, wait_until
 
 import envactors as ea
 
@@ -315,8 +313,8 @@ def test_the_program_ends_after_the_calls_of_an_executor_that_was_shut_down(run_
     assert "pear" in done.stdout
 
 
-def test_a_forked_child_leaves_the_executor_alone():
-    done = run_script(
+def test_a_forked_child_leaves_the_executor_alone(run_warm):
+    done = run_warm(
         """
         import os, sys, time, envactors as ea
         pool = ea.Executor(1)
@@ -337,7 +335,7 @@ def test_a_forked_child_leaves_the_executor_alone():
 
 
 @pytest.mark.parametrize("place", ["submit", "result", "with"])
-def test_ctrl_c_ends_the_program(place):
+def test_ctrl_c_ends_the_program(program_server, capfd, place):
     code = f"""
         import itertools, os, signal, sys, threading, time, envactors as ea
         def work(number):
@@ -357,14 +355,13 @@ def test_ctrl_c_ends_the_program(place):
                     [pool.submit(work, number) for number in range(5)][-1].result()
         main()
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as program:
+    with program_server.start(textwrap.dedent(code)) as program:
         assert "ready" in program.stdout.readline()
         began = time.monotonic()
         program.send_signal(signal.SIGINT)
-        _, errors = program.communicate(timeout=SOON)
+        program.wait(SOON)
         assert time.monotonic() - began < promised(5)
+    errors = capfd.readouterr().err
     assert errors.count("Traceback (most recent call last)") == 1
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
@@ -605,11 +602,11 @@ def test_workers_are_replaced_after_a_number_of_calls():
 
 
 def test_workers_are_replaced_above_a_limit_of_memory():
-    with executor(1, recycle=ea.RecyclePolicy(max_memory=300 << 20)) as pool:
+    with executor(1, recycle=ea.RecyclePolicy(max_memory=200 << 20)) as pool:
         first = pool.submit(functions.pid).result(SOON)
         assert pool.submit(functions.set_state, 1).result(SOON) is None
         assert pool.submit(functions.pid).result(SOON) == first
-        pool.submit(functools.partial(functions.set_state, np.ones(40 << 20))).result(SOON)
+        pool.submit(functions.fill_state, 200 << 20).result(SOON)
         assert pool.submit(functions.pid).result(SOON) != first
 
 

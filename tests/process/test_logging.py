@@ -9,7 +9,7 @@ import signal
 import threading
 
 import pytest
-from helpers import SOON, Counter, wait_until
+from helpers import FORK_SERVER, SOON, Counter, wait_until
 from nodes import preloading_backend, standing
 
 import envactors as ea
@@ -84,7 +84,7 @@ def far(helper_processes):
 
 @pytest.fixture(params=["forkserver", "loky", "node"])
 def actor(request, far):
-    backend = far if request.param == "node" else ea.ProcessBackend(request.param)
+    backend = {"forkserver": FORK_SERVER, "node": far}.get(request.param) or ea.ProcessBackend(request.param)
     with ea.spawn(Logger, name="loud", backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         yield actor

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SOON, run_script, wait_until
+from helpers import SOON, wait_until
 from interleaving import Lines, StoppingThread
 from interrupting import interrupt
 
@@ -103,14 +103,6 @@ def check_all_work(pool):
         assert call.result(SOON) is None
 
 
-def run_apart(function):
-    """Runs a function in a program of its own: a thread that waits for a lock forever cannot be ended."""
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = f"import sys; sys.path[:0] = {paths!r}; import test_pools; test_pools.{function.__name__}()"
-    done = run_script(code)
-    assert done.returncode == 0, done.stderr
-
-
 def end_unless(condition, line):
     if not condition:
         sys.stderr.write(f"deadlock after {line} lines\n")
@@ -139,8 +131,11 @@ def cancel_and_submit():
     assert lines.count > 3
 
 
-def test_cancelling_a_call_and_submitting_another_do_not_deadlock():
-    run_apart(cancel_and_submit)
+def test_cancelling_a_call_and_submitting_another_do_not_deadlock(run_warm):
+    """It is a program of its own: a thread that waits for a lock forever cannot be ended."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    done = run_warm(f"import sys; sys.path[:0] = {paths!r}; import test_pools; test_pools.cancel_and_submit()")
+    assert done.returncode == 0, done.stderr
 
 
 class Interruption(BaseException):

@@ -825,10 +825,10 @@ def test_steps_count_if_the_process_crashes_after_its_reply(monkeypatch, tmp_pat
         return [envs.rollout(5), envs.rollout(5)]
 
     with make() as envs:
-        monkeypatch.setattr(RolloutPart, "on_reply", on_reply_after_a_kill)
-        found = run()
+        with monkeypatch.context() as patches:
+            patches.setattr(RolloutPart, "on_reply", on_reply_after_a_kill)
+            found = run()
         assert killed
-        monkeypatch.undo()
     with make() as envs:
         expected = run()
     for mine, theirs in zip(found, expected, strict=True):

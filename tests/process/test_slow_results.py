@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from helpers import SOON, Counter
+from helpers import SOON, Counter, fork_server
 
 import envactors as ea
 from envactors.testing import EchoEnv
@@ -60,7 +60,7 @@ class SluggishEnv(EchoEnv):
 
 def check_deadlines_beside(ask):
     """Has a deadline of 1 s pass while a result is read; returns what ``ask`` has returned."""
-    sleeps = ea.ProcessBackend(spin=False)  # a caller that spins reads its reply itself
+    sleeps = fork_server(may_spin=False)  # a caller that spins reads its reply itself
     hangs = ea.spawn(Counter, deadlines=ea.Deadlines(call=1.0))
     with hangs, ea.spawn(Counter, backend=sleeps) as adds:
         adds.add(1).result(SOON)

@@ -129,7 +129,7 @@ def test_a_drop_in_gets_the_best_step_since_it_has_no_recv():
 
 
 def test_the_plain_loop_is_measured_and_its_resets_are_not_counted():
-    tuning = ea.tune(ShortEpisodes, 2, seconds=1.0)
+    tuning = ea.tune(ShortEpisodes, 2, seconds=0.1)
     assert tuning.loop_rate > 0
     assert tuning.record()["loop_env_steps_per_second"] == tuning.loop_rate
     envs = [ShortEpisodes(), ShortEpisodes()]
@@ -162,7 +162,7 @@ def test_a_setting_that_failed_is_not_recommended():
 
 
 def test_rollouts_are_measured():
-    tuning = ea.tune(EchoWithSpace, 4, seconds=2.0)
+    tuning = ea.tune(EchoWithSpace, 4, seconds=0.1)
     rollouts = [result for result in tuning.results if result.candidate.in_workers]
     assert rollouts
     assert all(result.failure is None and result.rate > 0 for result in rollouts)
@@ -234,7 +234,7 @@ class Elsewhere(EchoWithSpace):
 
 
 def test_tune_reports_a_setting_that_fails_and_tries_the_others():
-    tuning = ea.tune(Elsewhere, 2, seconds=1.5)
+    tuning = ea.tune(Elsewhere, 2, seconds=0.1)
     failed = {result.candidate.backend for result in tuning.results if result.failure is not None}
     assert failed == {"inline", "thread"}
     assert tuning.best.backend == "process"
@@ -281,7 +281,7 @@ def test_an_env_without_an_action_space_is_rejected_by_name():
 
 def test_the_command(capfd, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)  # restores the path, to which the command adds
-    assert main(["tune", "test_tuning:EchoWithSpace", "--num-envs", "2", "--seconds", "1"]) == 0
+    assert main(["tune", "test_tuning:EchoWithSpace", "--num-envs", "2", "--seconds", "0.1"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
     lines = out.splitlines()
@@ -293,7 +293,7 @@ def test_the_command(capfd, monkeypatch):
 
 def test_the_lines_of_the_command_can_be_pasted(capfd):
     pytest.importorskip("gymnasium")
-    assert main(["tune", "CartPole-v1", "--num-envs", "2", "--seconds", "1"]) == 0
+    assert main(["tune", "CartPole-v1", "--num-envs", "2", "--seconds", "0.1"]) == 0
     code = capfd.readouterr().out.partition("import gymnasium")
     vector, drop_in = "".join(code[1:]).split("# Or,")
     for pasted in (vector, "# Or," + drop_in):

@@ -17,12 +17,10 @@ def _refuse_processes(event, arguments):
         raise AssertionError(f"a unit test starts a process ({event} of {arguments}): move it to tests/process")
 
 
-sys.addaudithook(_refuse_processes)  # which stays as long as this process does
-
-
 @pytest.fixture(scope="session")
 def helper_processes():
     """None: those of the session are for tests that start processes."""
+    sys.addaudithook(_refuse_processes)  # which stays as long as this process does, and makes it slower
 
 
 @pytest.fixture(autouse=True)

@@ -143,11 +143,13 @@ def test_a_bad_deadline_is_rejected(field):
         assert "expected seconds >= 0" in str(caught.value)
 
 
+# The characters that texts have by default: hypothesis takes ten times as long to list those.
+texts = st.text(st.characters(exclude_categories=["Cs"]))
 good = st.none() | st.integers(0, 10**9) | st.floats(0.0, math.inf)
 
 
 @quick
-@given(call=good, reset=good, step=good, method=st.text())
+@given(call=good, reset=good, step=good, method=texts)
 def test_the_deadline_of_a_method(call, reset, step, method):
     deadlines = ea.Deadlines(call=call, reset=reset, step=step)
     assert deadlines.of("step") == (call if step is None else step)
