@@ -151,10 +151,10 @@ def helper_processes(request):
     """Starts the processes that live as long as the caller, so that they do not count as leaks."""
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
-    items = [item for item in request.session.items if not item.nodeid.startswith(("tests/unit/", "tests/simulation/"))]
+    items = [item for item in request.session.items if not item.nodeid.startswith("tests/unit/")]
     modules = {item.module.__name__ for item in items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS - OF_COMMANDS
     if not PORTABLE:
-        FORK_SERVER._preload = ("helpers", *sorted(modules), "huge_pages")
+        FORK_SERVER._preload = ("helpers", *sorted(modules))
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     with contextlib.suppress(ImportError):

@@ -29,7 +29,7 @@ def serve():
 
     own_path = sys.path[:]
     fd, sys.path[:], modules = json.loads(sys.argv[1])
-    for module in ("nursery", *modules, "huge_pages"):
+    for module in ("nursery", *modules):
         with contextlib.suppress(Exception):  # a test that needs the module reports the error
             importlib.import_module(module)
     # A collection in a fork would write to all of these objects, and so copy them.
