@@ -78,7 +78,10 @@ class Mutant(NamedTuple):
         """Plant it for the time being."""
         place = Place(self.where)
         count = place.source.count(self.old)
-        assert count == 1, f"{self.old!r} stands {count} times in {self.where}"
+        assert count == 1, (
+            f"tests/simulation/mutants.py quotes {self.old!r}, which stands {count} times in {self.where}: "
+            "change the quote with the source, so that this bug can still be planted"
+        )
         with place.replaced(ast.parse(place.source.replace(self.old, self.new))):
             yield
 

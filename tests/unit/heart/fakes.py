@@ -364,7 +364,7 @@ def make_actor(**options):
 
 
 def call(actor, *args, **options):
-    """Submit a call."""
+    """Submit a call of a method, whose name is always "method", with these arguments."""
     return send_request(actor, Kind.CALL, (0, "method", args, {}), "method", **options)
 
 
@@ -500,7 +500,7 @@ class Stage:
         self.access.start_steps(ids, np.asarray(actions))
 
     def finish(self, ids=None, timeout=SOON):
-        """Return the results of `start`; workers are played meanwhile."""
+        """Return the `Batch` of the envs that `start` has started; workers are played meanwhile."""
         with self.backend.playing():
             return self.access.gather(ids, timeout, "step")
 
@@ -510,6 +510,7 @@ class Stage:
             return function(*args, **options)
 
     def step(self, actions, ids=None):
+        """Return what `VectorEnv.step` returns; workers are played meanwhile."""
         return self.play(self.envs.step, np.asarray(actions), ids)
 
     def reset(self, **options):
