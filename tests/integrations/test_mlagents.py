@@ -98,7 +98,9 @@ def make(tmp_path):
 
     def make_one(n_env=2, factory=None, run_options=ENGINE, policies=True, **kwargs):
         factory = factory or functools.partial(Field, mishaps=tmp_path)
-        manager = ActorEnvManager(factory, run_options, n_env, **{"restart": OFTEN, **kwargs})
+        if kwargs.setdefault("restart", OFTEN) is None:
+            del kwargs["restart"]  # the limits of ML-Agents
+        manager = ActorEnvManager(factory, run_options, n_env, **kwargs)
         made.append(manager)
         for name in (RUNNER, CHASER, LATE) if policies else ():
             manager.set_policy(name, Policy(name))
