@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,23 @@ def test_a_session_without_a_free_actor_gets_a_protocol_error():
         asyncio.run(main(address))
 
 
+def test_a_question_without_a_session_waits_for_no_actor():
+    """The server asks in its event loop, so all sessions used to stand still until an actor was free."""
+
+    async def main(address):
+        url = address.replace("ws://", "http://").removesuffix("ws")
+        async with session(address) as client:
+            await client.ask("reset", seed=3)
+            for question, expected in (("state", ("episode_id", "none")), ("metadata", ("name", "Robot"))):
+                with await asyncio.to_thread(urllib.request.urlopen, url + question, timeout=SOON) as answer:
+                    assert expected in json.load(answer).items()
+            assert text_of(await client.step("go")) == "go"
+            assert (await client.ask("state"))["data"] == {"episode_id": "seed 3", "step_count": 1}
+
+    with serving(on_actors(Robot, 1, start_timeout=None)) as address:
+        asyncio.run(main(address))
+
+
 def test_tools_keep_the_state_of_their_session():
     async def call(client, n):
         params = {"name": "add", "arguments": {"n": n}}
@@ -206,7 +224,7 @@ def test_the_class_has_the_signatures_of_the_environment(factory):
 def test_an_instance_that_is_only_inspected_starts_nothing():
     actors = on_actors(Robot, 1)
     actors().close()
-    assert actors.shared._pool is None
+    assert actors.shared._pools == {}
 
 
 def test_a_factory_that_is_not_a_callable_is_rejected():

@@ -70,23 +70,29 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
 
     @property
     def state(self) -> Any:
-        """The state after the last call. The server reads it in its event loop, so it does not wait for the worker."""
+        """The state after the last call; before the first one, that of a new environment.
+
+        The server reads it in its event loop, so it waits for no actor of the pool.
+        """
         if self._last is None:
-            return self._enter().read_state().result()
+            return self._ask("read_state")
         if self._last.error is not None:
             raise self._last.error
         return self._last.state
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Return the metadata of the environment."""
-        metadata = self._enter().metadata().result()
-        assert isinstance(metadata, EnvironmentMetadata), "get_metadata of an OpenEnv environment returns this"
+        metadata: EnvironmentMetadata = self._ask("metadata")
         return metadata
 
     def close(self) -> None:
         """Give the actor back; its process is replaced, whatever it is doing."""
         self._is_closed = True
         self._give_back()
+
+    def _ask(self, question: str) -> Any:
+        self._check_open()
+        return self.shared.ask(question)
 
     # The lease -------------------------------------------------------------------------------------------
 
@@ -108,9 +114,12 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
             self._session = await self._make_lease().__aenter__()
         return self._session
 
-    def _make_lease(self) -> Lease[HostedEnvironment]:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ActorClosedError(f"this {self.description.name} is closed: make another")
+
+    def _make_lease(self) -> Lease[HostedEnvironment]:
+        self._check_open()
         self._lease = self.shared.lease(self.description.name)
         dropped = concurrent.futures.CancelledError("the environment was dropped, and nobody has closed it")
         self._finalizer = weakref.finalize(self, self._lease.cancel, dropped)
@@ -209,8 +218,7 @@ def on_actors(factory: Callable[[], Any], size: int, **pool_options: Any) -> typ
     shared = SharedPool(hosting(factory), size, _module_of(factory), pool_options)
     kind = _class_made_by(factory)
     if kind is None:
-        with shared.lease("description") as session:
-            description: Description = session.describe().result()
+        description: Description = shared.ask("describe")
     else:
         description = describe_class(kind)
     base = ActorToolEnvironment if description.has_tools else ActorEnvironment
