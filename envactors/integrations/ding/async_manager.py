@@ -30,6 +30,7 @@ from envactors.mailbox.pickling import safe_str
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import batches_alike, row_splitter, zeros
 from envactors.options import RestartPolicy
+from envactors.vector.inputs import seeds_for
 from envactors.vector.results import Batch
 
 _log = logging.getLogger("envactors")
@@ -209,6 +210,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         Raises:
             AssertionError: The list does not have one seed per env.
             TypeError: ``seed`` is not an int, a list, or a dict.
+            VectorInputError: A seed is neither an int >= 0 nor None.
         """
         if isinstance(seed, numbers.Integral):
             seed = [int(seed) + env_id for env_id in range(self._env_num)]
@@ -218,7 +220,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         if not isinstance(seed, dict):
             raise TypeError(f"seed is {seed!r}: expected an int, a list with one per env, or a dict by env id")
         self._states.check_ids(seed)
-        self._env_seed.update(seed)
+        self._env_seed.update(zip(seed, seeds_for(list(seed.values()), list(seed)), strict=True))
         self._env_dynamic_seed = dynamic_seed
         if seed.get(0) is not None:
             self._seed_actions(seed[0])
