@@ -31,7 +31,7 @@ from helpers import (
 )
 
 import envactors as ea
-from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep, parallel_environment
+from envactors.integrations.alf import ActorParallelEnvironment, StepType, parallel_environment
 from envactors.integrations.alf.values import AlfTimeStep
 from envactors.process import starting
 from envactors.remote import LocalNodes
