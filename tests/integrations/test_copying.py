@@ -12,6 +12,7 @@ import pytest
 
 import envactors as ea
 from envactors.integrations.gymnasium import ActorVectorEnv
+from envactors.remote import LocalNodes
 
 MAKERS = {
     "VectorEnv": lambda: ea.VectorEnv([make] * 2),
@@ -40,6 +41,12 @@ def test_it_can_be_neither_pickled_nor_copied(name, duplicate, capfd):
         assert capfd.readouterr().err == ""
     finally:
         made.close()
+
+
+@DUPLICATIONS
+def test_a_remote_backend_can_be_neither_pickled_nor_copied(duplicate):
+    with pytest.raises(TypeError, match="RemoteBackend cannot be pickled or copied"):
+        duplicate(ea.RemoteBackend(LocalNodes()))
 
 
 @DUPLICATIONS
