@@ -410,6 +410,37 @@ def test_step_continues_after_an_exception_in_the_middle_of_a_change(kind):
 
 
 @pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+def test_asynchronous_steps_of_ding_continue_after_an_exception_at_any_line_or_in_a_change(backend):
+    """The manager used to wait for results that were delivered, or to order steps of envs that had results pending."""
+    module = importlib.import_module("envactors.integrations.ding")
+    timeouts = dict.fromkeys(("step_timeout", "reset_timeout", "connect_timeout"))
+    manager = module.AsyncActorEnvManager([CounterOfDing] * 3, backend=backend, wait_num=3, **timeouts)
+
+    def step():
+        return {
+            env_id: timestep.obs[1] for env_id, timestep in manager.step(dict.fromkeys(manager.ready_obs, 0)).items()
+        }
+
+    def interruptions():
+        yield from itertools.takewhile(lambda at: interrupted(step, at), itertools.count(1))
+        if backend == FORK_SERVER:
+            only = {"write_requests", "deliver_rows"}
+            yield from itertools.takewhile(lambda number: interrupt(step, number, only=only), itertools.count(step=5))
+
+    try:
+        manager.launch()
+        for at in interruptions():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                last = step() | step() | step()
+            assert last.keys() == {0, 1, 2}, at
+            assert step() == {env_id: count + 1 for env_id, count in last.items()}, at
+        assert at > 10
+    finally:
+        manager.close()
+
+
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
 def test_rllibs_episodes_continue_after_an_exception_at_any_line(backend):
     """An exception after the end of an episode used to leave an env that neither stepped nor was reset."""
 
