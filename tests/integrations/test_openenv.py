@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from helpers import SOON, wait_until
+from interrupting import interrupt
 
 import envactors as ea
 
@@ -155,6 +157,22 @@ def test_an_environment_that_nobody_closes_gives_its_actor_back(kind):
             assert getattr(env, "mcp_client", env) is not None
             del env
         wait_until(lambda: shared.get().stats().outcomes["cancelled"] == 2)
+
+
+def test_a_second_close_gives_the_actor_back_if_the_first_was_interrupted():
+    actors = on_actors(Robot, 1)
+    try:
+        for number in itertools.count():
+            env = actors()
+            env.reset()
+            was_interrupted = interrupt(env.close, number, only={"_give_back"})
+            env.close()
+            wait_until(lambda: actors.shared.get().stats().leased == 0)
+            if was_interrupted is None:
+                break
+        assert number > 3
+    finally:
+        actors.shared.close()
 
 
 def test_a_session_without_a_free_actor_gets_a_protocol_error():

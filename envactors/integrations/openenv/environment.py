@@ -97,12 +97,11 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
     # The lease -------------------------------------------------------------------------------------------
 
     def _give_back(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None and self._session is not None:
-            lease.__exit__(None, None, None)
+        if self._lease is not None and self._session is not None:
+            self._lease.__exit__(None, None, None)
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._session = self._last = None
+        self._lease = self._session = self._last = None
 
     def _enter(self) -> Session[HostedEnvironment]:
         if self._session is None:
