@@ -15,14 +15,7 @@ from openenv.core.env_server.types import EnvironmentMetadata
 
 from envactors.actor.bound import BoundToProcess
 from envactors.errors import ActorClosedError
-from envactors.integrations.openenv.hosted import (
-    Description,
-    HostedEnvironment,
-    Parameter,
-    Result,
-    describe_class,
-    hosting,
-)
+from envactors.integrations.openenv.hosted import Description, HostedEnvironment, Result, describe_class, hosting
 from envactors.integrations.shared_pool import SharedPool
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Failed
@@ -222,8 +215,7 @@ def on_actors(factory: Callable[[], Any], size: int, **pool_options: Any) -> typ
         description = describe_class(kind)
     base = ActorToolEnvironment if description.has_tools else ActorEnvironment
     methods = {}
-    for method, parameters in description.parameters.items():
-        signature = _signature_of(parameters)
+    for method, signature in description.signatures.items():
         for name in (method, f"{method}_async"):
             methods[name] = _with_signature(getattr(base, name), signature)
     attributes = {"shared": shared, "description": description, "__doc__": base.__doc__, **methods}
@@ -247,29 +239,12 @@ def _class_made_by(factory: Callable[[], Any]) -> type | None:
     return made if inspect.isclass(made) and issubclass(made, Environment) and not inspect.isabstract(made) else None
 
 
-def _signature_of(parameters: list[Parameter]) -> inspect.Signature:
-    declared = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    for name, kind, has_default in parameters:
-        default = None if has_default else inspect.Parameter.empty
-        declared.append(inspect.Parameter(name, getattr(inspect.Parameter, kind), default=default))
-    return inspect.Signature(declared)
-
-
 def _with_signature(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
     """Wrap a function so that `inspect.signature` reports another signature."""
-    if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(function)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            return await function(*args, **kwargs)
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
-        call: Callable[..., Any] = call_async
-    else:
-
-        @functools.wraps(function)
-        def call_sync(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        call = call_sync
     call.__signature__ = signature  # type: ignore[attr-defined] # what `inspect` looks for
     return call
