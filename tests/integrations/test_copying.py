@@ -64,7 +64,7 @@ def test_a_future_can_be_neither_pickled_nor_copied(duplicate):
         ("mlagents_envs", "mlagents", "ActorEnvManager"),
         ("openenv", "openenv.environment", "ActorEnvironment"),
         ("pettingzoo", "pettingzoo", "ActorParallelEnv"),
-        ("ray", "rllib", "ActorVectorMultiAgentEnv"),
+        ("ray", "rllib.multi_agent", "ActorVectorMultiAgentEnv"),
         ("ding", "ding", "AsyncActorEnvManager"),
         ("alf", "alf", "ActorParallelEnvironment"),
     ],

@@ -58,8 +58,9 @@ class ActorVectorMultiAgentEnv(BoundToProcess, VectorMultiAgentEnv):  # type: ig
         num_envs: Number of envs.
     """
 
+    closed: bool = True  # for `__del__`, should the actors fail to start
+
     def __init__(self, factories: Sequence[Factory], options: CommonOptions) -> None:
-        self.closed: bool = True  # for `__del__`, should the actors fail to start
         adapters = adapter_factories(MultiAgentEnvAdapter, factories)
         self.vector: VectorEnv = make_vector(
             VectorEnv, "on_actors", adapters, options, REFUSED, backend=preloading(*_PRELOAD)
