@@ -91,6 +91,10 @@ class Party(ParallelEnv):
     def state(self):
         return np.array([self.count, len(self.agents)], np.float32)
 
+    def climb(self, levels=1):
+        self.level += levels
+        return os.getpid()
+
     def render(self):
         return np.full((2, 2, 3), self.count, np.uint8)
 

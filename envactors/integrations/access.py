@@ -121,6 +121,12 @@ class VectorAccess:
         """
         self._envs._engine.start_resets(self._envs._select(env_ids), seeds_for(seeds, env_ids), options)
 
+    def reset_again(self, env_ids: list[int]) -> Batch:
+        """Reset envs whose reset by autoreset has failed; wait for them and return their results."""
+        none = [None] * len(env_ids)
+        self.start_reset(env_ids, none, none)
+        return self.gather(env_ids, None, "step")
+
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return the future of its result."""
         seeds = seeds_for([seed], [env_id])

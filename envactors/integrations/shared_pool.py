@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,25 +26,35 @@ class SharedPool:
 
     def __init__(self, factory: Callable[[], Any], size: int, module: str, pool_options: dict[str, Any]) -> None:
         pool_options.setdefault("backend", preloading(module))
-        self._make = functools.partial(SessionPool, factory, size, **pool_options)
+        self._factory = factory
+        self._size = size
+        self._options = pool_options
         self.start_timeout: float | None = pool_options.get("start_timeout", 120.0)
         self._lock = threading.Lock()
-        self._pool: SessionPool[Any] | None = None
+        self._pools: dict[str, SessionPool[Any]] = {}
 
     def get(self) -> SessionPool[Any]:
         """Return the pool."""
+        return self._open("session", self._size)
+
+    def _open(self, name: str, size: int, **options: Any) -> SessionPool[Any]:
         with self._lock:
-            if self._pool is None:
-                self._pool = self._make()
-            return self._pool
+            if name not in self._pools:
+                self._pools[name] = SessionPool(self._factory, size, **{"name": name, **self._options, **options})
+            return self._pools[name]
 
     def lease(self, name: str) -> Lease[Any]:
         """Return a lease that waits for an actor as long as a start may take."""
         return self.get().session(name, timeout=self.start_timeout)
 
+    def ask(self, method: str) -> Any:
+        """Call a method of a new object, which does not wait until one of the pool's actors is free."""
+        with self._open("question", 1, standbys=0).session(method) as session:
+            return session.call(method).result()
+
     def close(self) -> None:
         """Close the pool, if there is one; it is made anew when it is needed again."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
             pool.close()

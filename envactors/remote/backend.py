@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from envactors.actor.bound import BoundToProcess
 from envactors.backends.base import Backend, Traits, Use
 from envactors.backends.process import ProcessBackend
 from envactors.options import as_seconds, is_int
@@ -17,7 +18,7 @@ from envactors.remote.worker import RemoteWorker
 from envactors.runtime import Runtime
 
 
-class RemoteBackend(Backend):
+class RemoteBackend(BoundToProcess, Backend):
     """A backend with one process per actor on other machines, the nodes, each with an agent that a launcher starts.
 
     Actors are spread evenly. A lost node costs each of its actors one restart on the remaining nodes. They restart when

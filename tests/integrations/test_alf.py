@@ -30,7 +30,8 @@ from helpers import (
 )
 
 import envactors as ea
-from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep, parallel_environment
+from envactors.integrations.alf import ActorParallelEnvironment, StepType, parallel_environment
+from envactors.integrations.alf.values import AlfTimeStep
 from envactors.process import starting
 from envactors.remote import LocalNodes
 from envactors.vector.options import VectorSettings
@@ -202,7 +203,7 @@ def test_step_and_reset(make):
     env = make([functools.partial(AlfEnv, length=2), AlfEnv])
     assert env.current_time_step() is None
     first = env.step(np.array([5, 5]))  # the very first step is a reset
-    assert type(first) is TimeStep
+    assert type(first) is AlfTimeStep
     assert types(first) == [FIRST, FIRST]
     assert rows(first) == [(0, 1, 0), (1, 1, 0)]
     second = env.step(np.array([6, 7]))

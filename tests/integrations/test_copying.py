@@ -12,6 +12,7 @@ import pytest
 
 import envactors as ea
 from envactors.integrations.gymnasium import ActorVectorEnv
+from envactors.remote import LocalNodes
 
 MAKERS = {
     "VectorEnv": lambda: ea.VectorEnv([make] * 2),
@@ -43,6 +44,12 @@ def test_it_can_be_neither_pickled_nor_copied(name, duplicate, capfd):
 
 
 @DUPLICATIONS
+def test_a_remote_backend_can_be_neither_pickled_nor_copied(duplicate):
+    with pytest.raises(TypeError, match="RemoteBackend cannot be pickled or copied"):
+        duplicate(ea.RemoteBackend(LocalNodes()))
+
+
+@DUPLICATIONS
 def test_a_future_can_be_neither_pickled_nor_copied(duplicate):
     with ea.spawn(make) as actor, pytest.raises(TypeError, match="ActorFuture cannot be pickled or copied"):
         duplicate(actor.reset())
@@ -57,7 +64,7 @@ def test_a_future_can_be_neither_pickled_nor_copied(duplicate):
         ("mlagents_envs", "mlagents", "ActorEnvManager"),
         ("openenv", "openenv.environment", "ActorEnvironment"),
         ("pettingzoo", "pettingzoo", "ActorParallelEnv"),
-        ("ray", "rllib", "ActorVectorMultiAgentEnv"),
+        ("ray", "rllib.multi_agent", "ActorVectorMultiAgentEnv"),
         ("ding", "ding", "AsyncActorEnvManager"),
         ("alf", "alf", "ActorParallelEnvironment"),
     ],

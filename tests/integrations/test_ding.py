@@ -658,6 +658,17 @@ def test_seeds_are_an_int_a_list_or_a_dict(make):
         manager.seed("1")
 
 
+@pytest.mark.parametrize("seeds", [-1, [1, -3], [1.5, 2], {0: "3"}, {1: -1}, [True, 2]])
+def test_invalid_seeds_are_refused_at_once_and_forgotten(make, seeds):
+    """They used to be refused at the launch, and again at each later reset, whatever its seeds."""
+    manager = make(launch=False)
+    with pytest.raises(ea.VectorInputError, match="seed has"):
+        manager.seed(seeds)
+    manager.seed([5, 6])
+    manager.launch()
+    assert [obs[2] for obs in manager.ready_obs.values()] == [5, 6]
+
+
 def test_a_failing_seed_is_only_logged(make, caplog):
     manager = make(launch=False)
     manager.seed([13, 14])

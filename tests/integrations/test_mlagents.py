@@ -23,6 +23,7 @@ import warnings
 import numpy as np
 import pytest
 from helpers import SOON, clocked, is_gone, most_at_once, wait_for_path, wait_until
+from interrupting import interrupt
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -98,7 +99,9 @@ def make(tmp_path):
 
     def make_one(n_env=2, factory=None, run_options=ENGINE, policies=True, **kwargs):
         factory = factory or functools.partial(Field, mishaps=tmp_path)
-        manager = ActorEnvManager(factory, run_options, n_env, **{"restart": OFTEN, **kwargs})
+        if kwargs.setdefault("restart", OFTEN) is None:
+            del kwargs["restart"]  # the limits of ML-Agents
+        manager = ActorEnvManager(factory, run_options, n_env, **kwargs)
         made.append(manager)
         for name in (RUNNER, CHASER, LATE) if policies else ():
             manager.set_policy(name, Policy(name))
@@ -612,6 +615,19 @@ def test_close_is_bounded_with_crashed_and_hung_workers(make, arm, tmp_path):
     manager.close()
     assert time.monotonic() - begun < SOON
     wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(("method", "where"), [("get_steps", "_collect"), ("reset", "_reset_env")])
+def test_steps_after_an_interrupt_have_actions_for_the_agents_of_their_env(make, method, where):
+    """They used to have those for the observations before the interrupt, which the env refused."""
+    manager = make(2)
+    manager.reset()
+    for number in itertools.count():
+        was_interrupted = interrupt(getattr(manager, method), number, only={where})
+        run(manager, 3)
+        if was_interrupted is None:
+            break
+    assert number > 3
 
 
 # More behavior ------------------------------------------------------------------------------------------

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
 from helpers import SOON, wait_until
+from interrupting import interrupt
 
 import envactors as ea
 
@@ -156,6 +159,22 @@ def test_an_environment_that_nobody_closes_gives_its_actor_back(kind):
         wait_until(lambda: shared.get().stats().outcomes["cancelled"] == 2)
 
 
+def test_a_second_close_gives_the_actor_back_if_the_first_was_interrupted():
+    actors = on_actors(Robot, 1)
+    try:
+        for number in itertools.count():
+            env = actors()
+            env.reset()
+            was_interrupted = interrupt(env.close, number, only={"_give_back"})
+            env.close()
+            wait_until(lambda: actors.shared.get().stats().leased == 0)
+            if was_interrupted is None:
+                break
+        assert number > 3
+    finally:
+        actors.shared.close()
+
+
 def test_a_session_without_a_free_actor_gets_a_protocol_error():
     async def main(address):
         async with session(address) as first, session(address) as second:
@@ -167,6 +186,23 @@ def test_a_session_without_a_free_actor_gets_a_protocol_error():
 
     actors = on_actors(Robot, 1)
     with serving(actors) as address:
+        asyncio.run(main(address))
+
+
+def test_a_question_without_a_session_waits_for_no_actor():
+    """The server asks in its event loop, so all sessions used to stand still until an actor was free."""
+
+    async def main(address):
+        url = address.replace("ws://", "http://").removesuffix("ws")
+        async with session(address) as client:
+            await client.ask("reset", seed=3)
+            for question, expected in (("state", ("episode_id", "none")), ("metadata", ("name", "Robot"))):
+                with await asyncio.to_thread(urllib.request.urlopen, url + question, timeout=SOON) as answer:
+                    assert expected in json.load(answer).items()
+            assert text_of(await client.step("go")) == "go"
+            assert (await client.ask("state"))["data"] == {"episode_id": "seed 3", "step_count": 1}
+
+    with serving(on_actors(Robot, 1, start_timeout=None)) as address:
         asyncio.run(main(address))
 
 
@@ -206,7 +242,7 @@ def test_the_class_has_the_signatures_of_the_environment(factory):
 def test_an_instance_that_is_only_inspected_starts_nothing():
     actors = on_actors(Robot, 1)
     actors().close()
-    assert actors.shared._pool is None
+    assert actors.shared._pools == {}
 
 
 def test_a_factory_that_is_not_a_callable_is_rejected():

@@ -513,6 +513,16 @@ def test_a_copy_and_the_vector_see_the_same(make):
         copy._secret  # noqa: B018
 
 
+def test_methods_of_a_copy_run_in_the_worker(make):
+    """They used to run in the caller, on an env that was unpickled there."""
+    envs = make()
+    copy = envs.copies[1]
+    assert copy.climb(levels=2) == envs.actors[1].pid
+    assert envs.get_attr("level") == [0, 2]
+    with pytest.raises(TypeError, match=r"climb is a method of the env: use call\('climb'\)"):
+        envs.get_attr("climb")
+
+
 def test_a_copy_does_not_step_alone_if_it_is_reset_within_its_last_step(make):
     envs = make(autoreset="same_step")
     envs.copies[0].reset(seed=0)

@@ -283,6 +283,44 @@ class Alf:
         return np.asarray(self.envs.step(np.zeros(2, np.int64)).observation)[:, :3:2]
 
 
+class CounterOfRay:
+    """A `Counter` of one agent for RLlib."""
+
+    possible_agents = ["a"]  # noqa: RUF012
+    observation_spaces = {"a": Counter.observation_space}  # noqa: RUF012
+
+    def __init__(self, make=Counter):
+        self.env = make()
+
+    def get_observation_space(self, agent):
+        return Counter.observation_space
+
+    def get_action_space(self, agent):
+        return Counter.action_space
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": self.env.reset(seed=seed)[0]}, {}
+
+    def step(self, actions):
+        return {"a": self.env.step(actions["a"])[0]}, {"a": 1.0}, {"__all__": False}, {}, {}
+
+
+class RLlib:
+    """ActorVectorMultiAgentEnv."""
+
+    def __init__(self, backend, env_fns=(Counter, Counter), make=CounterOfRay):
+        pytest.importorskip("ray.rllib")
+        module = importlib.import_module("envactors.integrations.rllib.multi_agent")
+        env_fns = [functools.partial(make, env_fn) for env_fn in env_fns]
+        self.envs = module.ActorVectorMultiAgentEnv(env_fns, {"backend": backend, "restart": ALWAYS})
+
+    def reset(self, seed):
+        return np.array([obs["a"] for obs in self.envs.reset(seed=seed)[0]])
+
+    def step(self):
+        return np.array([obs["a"] for obs in self.envs.step([{"a": 0}] * 2)[0]])
+
+
 class Tianshou:
     """ActorVectorEnv."""
 
@@ -305,7 +343,7 @@ class AsyncTianshou(Tianshou):
         super().__init__(backend, env_fns, wait_num=2)
 
 
-ALL = [Gymnasium, StableBaselines, TorchRL, PettingZoo, PettingZooCopies, Ding, Alf, Tianshou, AsyncTianshou]
+ALL = [Gymnasium, StableBaselines, TorchRL, PettingZoo, PettingZooCopies, Ding, Alf, RLlib, Tianshou, AsyncTianshou]
 
 
 @pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
@@ -353,7 +391,7 @@ def test_step_continues_after_an_exception_at_any_line_of_a_step(kind, backend):
         driver.envs.close()
 
 
-@pytest.mark.parametrize("kind", [Gymnasium, StableBaselines, TorchRL, PettingZoo, Ding, Alf, Tianshou])
+@pytest.mark.parametrize("kind", [Gymnasium, StableBaselines, TorchRL, PettingZoo, Ding, Alf, RLlib, Tianshou])
 def test_step_continues_after_an_exception_in_the_middle_of_a_change(kind):
     """The processes are replaced then, and the envs begin new episodes."""
     driver = kind(FORK_SERVER)
@@ -367,6 +405,63 @@ def test_step_continues_after_an_exception_in_the_middle_of_a_change(kind):
             assert len(caught) == 1
             assert driver.step()[:, 1].tolist() == [2, 2], number
         assert number > 15
+    finally:
+        driver.envs.close()
+
+
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+def test_asynchronous_steps_of_ding_continue_after_an_exception_at_any_line_or_in_a_change(backend):
+    """The manager used to wait for results that were delivered, or to order steps of envs that had results pending."""
+    module = importlib.import_module("envactors.integrations.ding")
+    timeouts = dict.fromkeys(("step_timeout", "reset_timeout", "connect_timeout"))
+    manager = module.AsyncActorEnvManager([CounterOfDing] * 3, backend=backend, wait_num=3, **timeouts)
+
+    def step():
+        return {
+            env_id: timestep.obs[1] for env_id, timestep in manager.step(dict.fromkeys(manager.ready_obs, 0)).items()
+        }
+
+    def interruptions():
+        yield from itertools.takewhile(lambda at: interrupted(step, at), itertools.count(1))
+        if backend == FORK_SERVER:
+            only = {"write_requests", "deliver_rows"}
+            yield from itertools.takewhile(lambda number: interrupt(step, number, only=only), itertools.count(step=5))
+
+    try:
+        manager.launch()
+        for at in interruptions():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                last = step() | step() | step()
+            assert last.keys() == {0, 1, 2}, at
+            assert step() == {env_id: count + 1 for env_id, count in last.items()}, at
+        assert at > 10
+    finally:
+        manager.close()
+
+
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+def test_rllibs_episodes_continue_after_an_exception_at_any_line(backend):
+    """An exception after the end of an episode used to leave an env that neither stepped nor was reset."""
+
+    class Short(CounterOfRay):
+        def step(self, actions):
+            observations, rewards, *_ = super().step(actions)
+            return observations, rewards, {"__all__": bool(observations["a"][1] >= 2)}, {}, {}
+
+    driver = RLlib(backend, make=Short)
+    try:
+        driver.reset(0)
+        for at in itertools.count(1):
+            went_on = interrupted(driver.step, at)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                counts = [driver.step()[:, 1].tolist() for _ in range(6)]
+            for before, after in itertools.pairwise(counts[1:]):
+                assert after == [count + 1 if count < 2 else 0 for count in before], (at, counts)
+            if not went_on:
+                break
+        assert at > 3
     finally:
         driver.envs.close()
 

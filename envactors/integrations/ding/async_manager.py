@@ -18,7 +18,7 @@ import numpy as np
 
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.states import ActorState
-from envactors.errors import SpaceMismatchError, VectorStepError, VectorTimeoutError
+from envactors.errors import NothingPendingError, SpaceMismatchError, VectorStepError, VectorTimeoutError
 from envactors.integrations.ding.adapter import RawTimestep
 from envactors.integrations.ding.config import CONFIG, check_entries, check_values
 from envactors.integrations.ding.envs import Envs
@@ -30,6 +30,7 @@ from envactors.mailbox.pickling import safe_str
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import batches_alike, row_splitter, zeros
 from envactors.options import RestartPolicy
+from envactors.vector.inputs import seeds_for
 from envactors.vector.results import Batch
 
 _log = logging.getLogger("envactors")
@@ -209,6 +210,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         Raises:
             AssertionError: The list does not have one seed per env.
             TypeError: ``seed`` is not an int, a list, or a dict.
+            VectorInputError: A seed is neither an int >= 0 nor None.
         """
         if isinstance(seed, numbers.Integral):
             seed = [int(seed) + env_id for env_id in range(self._env_num)]
@@ -218,7 +220,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         if not isinstance(seed, dict):
             raise TypeError(f"seed is {seed!r}: expected an int, a list with one per env, or a dict by env id")
         self._states.check_ids(seed)
-        self._env_seed.update(seed)
+        self._env_seed.update(zip(seed, seeds_for(list(seed.values()), list(seed)), strict=True))
         self._env_dynamic_seed = dynamic_seed
         if seed.get(0) is not None:
             self._seed_actions(seed[0])
@@ -267,7 +269,11 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
 
     def _settle(self) -> None:
         """Collect finished resets and start the attempts that are due."""
-        if self._closed or not self._resets.pending:
+        if self._closed:
+            return
+        if self._states.waiting:
+            self._states.waiting.intersection_update(self._access.receivable())  # a step may have been interrupted
+        if not self._resets.pending:
             return
         try:
             begun = self._resets.settle(self._reset_options, self._retry_type == "renew")
@@ -326,7 +332,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         while waiting:
             wanted = min(enough, len(waiting))
             received = self._receive(None, self._step_wait_timeout)
-            while len(received) < wanted:
+            while waiting and len(received) < wanted:
                 received |= self._receive(wanted - len(received), None)
             timesteps |= received
             if not all(timestep.done for timestep in timesteps.values()):
@@ -336,15 +342,19 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
     def _send(self, actions: Mapping[int, Any]) -> None:
         is_all = len(actions) == self._env_num
         ids = self._all_ids if is_all else list(actions)
-        each = [*map(actions.__getitem__, ids)]
-        self._access.start_as_given(None if is_all else ids, each, streams=not is_all)
+        each, env_ids = [*map(actions.__getitem__, ids)], None if is_all else ids
         self._states.waiting.update(actions)
+        start = self._access.start_as_given
+        self._access.retry_interrupted(lambda: start(env_ids, each, streams=not is_all), env_ids)
 
     def _receive(self, least: int | None, timeout: float | None) -> dict[int, Any]:
         try:
             batch = self._collect(least, timeout)
         except VectorStepError as error:
             failed = error
+        except NothingPendingError:  # an interrupted change has ended the steps
+            self._states.waiting.clear()
+            return {}
         else:
             return self._timesteps_of_batch(batch)
         return self._timesteps_of_failures(failed)

@@ -216,6 +216,8 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
     def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
         self._record_parameters(config)
         self._discard_pending_steps()
+        for worker in self.env_workers:
+            worker.previous_step = EnvironmentStep.empty(worker.worker_id)  # without agents, if an interrupt comes
         resets: dict[Worker, ActorFuture] = {}
         left = self.env_workers
         while left:
@@ -249,12 +251,12 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
 
     def _collect(self, worker: Worker) -> EnvironmentStep:
         """Return the finished step of a worker and merge its timers."""
-        future, worker.future = worker.future, None
-        assert future is not None, "the step is pending"
-        results, timers, stats = future.result()
+        assert worker.future is not None, "the step is pending"
+        results, timers, stats = worker.future.result()
         with hierarchical_timer("workers") as node:
             node.merge(timers, root_name="worker_root", is_parallel=True)
         worker.previous_step = EnvironmentStep(results, worker.worker_id, worker.previous_all_action_info, stats)
+        worker.future = None
         return worker.previous_step
 
     def _discard_pending_steps(self) -> None:

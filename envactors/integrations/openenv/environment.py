@@ -15,14 +15,7 @@ from openenv.core.env_server.types import EnvironmentMetadata
 
 from envactors.actor.bound import BoundToProcess
 from envactors.errors import ActorClosedError
-from envactors.integrations.openenv.hosted import (
-    Description,
-    HostedEnvironment,
-    Parameter,
-    Result,
-    describe_class,
-    hosting,
-)
+from envactors.integrations.openenv.hosted import Description, HostedEnvironment, Result, describe_class, hosting
 from envactors.integrations.shared_pool import SharedPool
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Failed
@@ -70,17 +63,19 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
 
     @property
     def state(self) -> Any:
-        """The state after the last call. The server reads it in its event loop, so it does not wait for the worker."""
+        """The state after the last call; before the first one, that of a new environment.
+
+        The server reads it in its event loop, so it waits for no actor of the pool.
+        """
         if self._last is None:
-            return self._enter().read_state().result()
+            return self._ask("read_state")
         if self._last.error is not None:
             raise self._last.error
         return self._last.state
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Return the metadata of the environment."""
-        metadata = self._enter().metadata().result()
-        assert isinstance(metadata, EnvironmentMetadata), "get_metadata of an OpenEnv environment returns this"
+        metadata: EnvironmentMetadata = self._ask("metadata")
         return metadata
 
     def close(self) -> None:
@@ -88,15 +83,18 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
         self._is_closed = True
         self._give_back()
 
+    def _ask(self, question: str) -> Any:
+        self._check_open()
+        return self.shared.ask(question)
+
     # The lease -------------------------------------------------------------------------------------------
 
     def _give_back(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None and self._session is not None:
-            lease.__exit__(None, None, None)
+        if self._lease is not None and self._session is not None:
+            self._lease.__exit__(None, None, None)
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._session = self._last = None
+        self._lease = self._session = self._last = None
 
     def _enter(self) -> Session[HostedEnvironment]:
         if self._session is None:
@@ -108,9 +106,12 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
             self._session = await self._make_lease().__aenter__()
         return self._session
 
-    def _make_lease(self) -> Lease[HostedEnvironment]:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ActorClosedError(f"this {self.description.name} is closed: make another")
+
+    def _make_lease(self) -> Lease[HostedEnvironment]:
+        self._check_open()
         self._lease = self.shared.lease(self.description.name)
         dropped = concurrent.futures.CancelledError("the environment was dropped, and nobody has closed it")
         self._finalizer = weakref.finalize(self, self._lease.cancel, dropped)
@@ -209,14 +210,12 @@ def on_actors(factory: Callable[[], Any], size: int, **pool_options: Any) -> typ
     shared = SharedPool(hosting(factory), size, _module_of(factory), pool_options)
     kind = _class_made_by(factory)
     if kind is None:
-        with shared.lease("description") as session:
-            description: Description = session.describe().result()
+        description: Description = shared.ask("describe")
     else:
         description = describe_class(kind)
     base = ActorToolEnvironment if description.has_tools else ActorEnvironment
     methods = {}
-    for method, parameters in description.parameters.items():
-        signature = _signature_of(parameters)
+    for method, signature in description.signatures.items():
         for name in (method, f"{method}_async"):
             methods[name] = _with_signature(getattr(base, name), signature)
     attributes = {"shared": shared, "description": description, "__doc__": base.__doc__, **methods}
@@ -240,29 +239,12 @@ def _class_made_by(factory: Callable[[], Any]) -> type | None:
     return made if inspect.isclass(made) and issubclass(made, Environment) and not inspect.isabstract(made) else None
 
 
-def _signature_of(parameters: list[Parameter]) -> inspect.Signature:
-    declared = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    for name, kind, has_default in parameters:
-        default = None if has_default else inspect.Parameter.empty
-        declared.append(inspect.Parameter(name, getattr(inspect.Parameter, kind), default=default))
-    return inspect.Signature(declared)
-
-
 def _with_signature(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
     """Wrap a function so that `inspect.signature` reports another signature."""
-    if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(function)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            return await function(*args, **kwargs)
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
-        call: Callable[..., Any] = call_async
-    else:
-
-        @functools.wraps(function)
-        def call_sync(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        call = call_sync
     call.__signature__ = signature  # type: ignore[attr-defined] # what `inspect` looks for
     return call

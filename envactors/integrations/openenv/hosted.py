@@ -18,41 +18,29 @@ _BASE_MODULE = "openenv.core.env_server.interfaces"
 INSPECTED = ("reset", "step")
 
 
-class Parameter(NamedTuple):
-    """One parameter of a method, without annotation: those may not pickle.
-
-    Attributes:
-        name: Its name.
-        kind: The name of its kind, such as ``"KEYWORD_ONLY"``.
-        has_default: Whether it may be omitted.
-    """
-
-    name: str
-    kind: str
-    has_default: bool
-
-
 class Description(NamedTuple):
     """What the server needs to know about a class of environments.
 
     Attributes:
         name: The name of the class.
-        parameters: The parameters of each method of `INSPECTED`, without ``self``.
+        signatures: The signature of each method of `INSPECTED`, without annotations and defaults: those may not pickle.
         has_tools: Whether it serves MCP tools.
     """
 
     name: str
-    parameters: dict[str, list[Parameter]]
+    signatures: dict[str, inspect.Signature]
     has_tools: bool
 
 
 def describe_class(kind: type) -> Description:
     """Return what the server needs to know about a class of environments."""
-    parameters = {}
+    signatures = {}
     for method in INSPECTED:
-        declared = list(inspect.signature(getattr(kind, async_name_of(kind, method) or method)).parameters.values())
-        parameters[method] = [Parameter(p.name, p.kind.name, p.default is not p.empty) for p in declared[1:]]
-    return Description(kind.__name__, parameters, hasattr(kind, "mcp_session"))
+        declared = inspect.signature(getattr(kind, async_name_of(kind, method) or method)).parameters.values()
+        signatures[method] = inspect.Signature(
+            [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None) for p in declared]
+        )
+    return Description(kind.__name__, signatures, hasattr(kind, "mcp_session"))
 
 
 def async_name_of(kind: type, method: str) -> str | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,10 @@ class Agents(NamedTuple):
     names: list[Hashable]
     observation_spaces: dict[Hashable, Any]
     action_spaces: dict[Hashable, Any]
+
+
+class MethodReadError(TypeError):
+    """A method was read, not called. Its value would be the method of a copy of the env, in the caller."""
 
 
 class ParallelEnvAdapter(EnvAdapter):
@@ -66,6 +71,17 @@ class ParallelEnvAdapter(EnvAdapter):
     def envactors_agents(self) -> Agents:
         """Return the possible agents and their spaces."""
         return self._agents
+
+    def envactors_get(self, name: str) -> Any:
+        """Read an attribute of the env.
+
+        Raises:
+            MethodReadError: The attribute is a method.
+        """
+        value = getattr(self._env, name)
+        if isinstance(value, MethodType):
+            raise MethodReadError(f"{name} is a method of the env: use call({name!r})")
+        return value
 
     def envactors_set(self, name: str, value: Any) -> None:
         """Set an attribute of the env."""

@@ -13,7 +13,7 @@ from envactors.actor.bound import BoundToProcess
 from envactors.errors import VectorInputError
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.failures import or_first_failure
-from envactors.integrations.pettingzoo.adapter import Agents
+from envactors.integrations.pettingzoo.adapter import Agents, MethodReadError
 from envactors.integrations.pettingzoo.batches import AgentBatches
 from envactors.vector_env import VectorEnv
 
@@ -21,8 +21,8 @@ from envactors.vector_env import VectorEnv
 class ActorParallelEnvCopy(BoundToProcess, ParallelEnv):  # type: ignore[misc] # mypy skips its module
     """A ``ParallelEnv`` whose env runs in an actor. Its agents, spaces, and results are those of the env itself.
 
-    The vector steps the same env, so calls of either change the state of both. Other public attributes are read from
-    the env. The caller receives an exception from the env unchanged.
+    The vector steps the same env, so calls of either change the state of both. Other public attributes and methods are
+    those of the env. The caller receives an exception from the env unchanged.
 
     Args:
         envs: The facade.
@@ -110,4 +110,8 @@ class ActorParallelEnvCopy(BoundToProcess, ParallelEnv):  # type: ignore[misc] #
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"cannot read {name!r}: attributes that begin with an underscore stay in the worker")
-        return self._envs[self._env_id].get(name).result()
+        handle = self._envs[self._env_id]
+        try:
+            return handle.get(name).result()
+        except MethodReadError:
+            return lambda *args, **kwargs: handle.call(name, *args, **kwargs).result()

@@ -8,15 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from envactors.integrations.adapter import EnvAdapter
-from envactors.mailbox.specs import ArraySpec
+from envactors.integrations.adapter import ANY, EnvAdapter
 
 ALL = "__all__"
-
-# Observations and actions are passed on as they are.
-_ANYTHING = ArraySpec((), np.dtype(object))
 
 
 class Agents(NamedTuple):
@@ -61,8 +55,7 @@ class MultiAgentEnvAdapter(EnvAdapter):
             {agent: env.get_observation_space(agent) for agent in agents},
             {agent: env.get_action_space(agent) for agent in agents},
         )
-        self.observation_space: ArraySpec = _ANYTHING
-        self.action_space: ArraySpec = _ANYTHING
+        self.observation_space = self.action_space = ANY  # passed on as they are
 
     def envactors_agents(self) -> Agents:
         """Return the possible agents and their spaces."""

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
@@ -27,7 +26,6 @@ from envactors.integrations.rllib.adapter import ALL, Agents, AgentStep, MultiAg
 from envactors.integrations.rllib.creator import REFUSED, EnvCreator
 from envactors.mailbox.factory import Factory
 from envactors.vector.options import CommonOptions
-from envactors.vector.results import Batch
 from envactors.vector_env import VectorEnv
 
 Dicts: TypeAlias = list[dict[Any, Any]]
@@ -60,11 +58,12 @@ class ActorVectorMultiAgentEnv(BoundToProcess, VectorMultiAgentEnv):  # type: ig
         num_envs: Number of envs.
     """
 
+    closed: bool = True  # for `__del__`, should the actors fail to start
+
     def __init__(self, factories: Sequence[Factory], options: CommonOptions) -> None:
-        self.closed: bool = True  # for `__del__`, should the actors fail to start
         adapters = adapter_factories(MultiAgentEnvAdapter, factories)
         self.vector: VectorEnv = make_vector(
-            VectorEnv, "on_actors", adapters, options, REFUSED, autoreset="disabled", backend=preloading(*_PRELOAD)
+            VectorEnv, "on_actors", adapters, options, REFUSED, backend=preloading(*_PRELOAD)
         )
         self.closed = False
         self.num_envs: int = self.vector.num_envs
@@ -76,7 +75,6 @@ class ActorVectorMultiAgentEnv(BoundToProcess, VectorMultiAgentEnv):  # type: ig
         self.single_observation_space: Any = gymnasium.spaces.Dict(self.single_observation_spaces)
         self.single_action_space: Any = gymnasium.spaces.Dict(self.single_action_spaces)
         self._access = VectorAccess(self.vector)
-        self._is_over: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         # By env: the last observation of each agent that is not done.
         self._last: Dicts = [{} for _ in range(self.num_envs)]
 
@@ -93,7 +91,6 @@ class ActorVectorMultiAgentEnv(BoundToProcess, VectorMultiAgentEnv):  # type: ig
             ``(observations, infos)``: one dict per env, by agent.
         """
         results, infos = or_first_failure(lambda: self.vector.reset(seed, options))
-        self._is_over[:] = False
         steps = [self._after_reset(env_id, step, infos[env_id]) for env_id, step in enumerate(results)]
         return [step.observations for step in steps], [step.infos for step in steps]
 
@@ -106,26 +103,19 @@ class ActorVectorMultiAgentEnv(BoundToProcess, VectorMultiAgentEnv):  # type: ig
         Returns:
             ``(observations, rewards, terminateds, truncateds, infos)``: one dict per env, by agent.
         """
-        batch = or_first_failure(lambda: self._run(actions))
-        was_reset = self._is_over
-        self._is_over = batch.terminated | batch.truncated
+        resets = self._access.resets_next()
+        results, _, _, truncated, infos = or_first_failure(lambda: self._access.step(actions))
+        failed = np.flatnonzero(resets & truncated).tolist()
+        if failed:
+            again = or_first_failure(lambda: self._access.reset_again(failed))
+            for env_id, step in zip(failed, again.obs, strict=True):
+                results[env_id] = step
         steps = [
-            self._after_reset(env_id, step, info) if was_reset[env_id] else self._after_step(env_id, step, info)
-            for env_id, (step, info) in enumerate(zip(batch.obs, batch.infos, strict=True))
+            self._after_reset(env_id, step, info) if resets[env_id] else self._after_step(env_id, step, info)
+            for env_id, (step, info) in enumerate(zip(results, infos, strict=True))
         ]
         observations, rewards, terminateds, truncateds, infos = map(list, zip(*steps, strict=True))
         return observations, rewards, terminateds, truncateds, infos
-
-    def _run(self, actions: Sequence[dict[Any, Any]]) -> Batch:
-        if self._access.busy():
-            self._access.discard_interrupted()
-        resets = np.flatnonzero(self._is_over).tolist()
-        steps = np.flatnonzero(~self._is_over).tolist()
-        if resets:
-            self._access.start_reset(resets, [None] * len(resets), [None] * len(resets))
-        if steps:
-            self._access.start_steps(steps, [actions[env_id] for env_id in steps])
-        return self._access.gather(list(range(self.num_envs)), None, "step")
 
     def _after_reset(self, env_id: int, step: AgentStep, info: dict[str, Any]) -> AgentStep:
         self._last[env_id] = dict(step.observations)

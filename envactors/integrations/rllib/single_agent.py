@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,9 @@ class SingleAgentVectorEnv(ActorVectorEnv):
             truncations[failed] = False
         return observations, rewards, terminations, truncations, infos
 
-    def _reset_again(self, env_ids: Sequence[int], infos: dict[str, Any]) -> Any:
+    def _reset_again(self, env_ids: list[int], infos: dict[str, Any]) -> Any:
         """Reset some envs, add their infos to those of the step, and return the observations of all envs."""
-        none = [None] * len(env_ids)
-        self._access.start_reset(list(env_ids), none, none)
-        batch = or_first_failure(lambda: self._access.gather(list(env_ids), None, "step"))
+        batch = or_first_failure(lambda: self._access.reset_again(env_ids))
         self._observations.replace_some(env_ids, batch.obs)
         for env_id, info in zip(env_ids, batch.infos, strict=True):
             self._add_info(infos, info, env_id)
