@@ -181,7 +181,7 @@ class EnvRecovery:
             user_called_reset=request.method == "reset",
             is_retry=request.partial_answer is not None,
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
-            notices_loss=table.notices_loss(index),
+            would_report_loss=table.would_report_loss(index),
             can_replay=table.journals.is_replayed and journal.can_replay,
             can_retry=table.journals.is_replayed and not loss.result_is_recorded and journal.can_retry(posted),
         )

@@ -293,7 +293,7 @@ class Episodes:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
         self.flags[index] &= ~(_STATE | NEW_PROCESS | RETIRING)
 
-    def step_notices_loss(self, index: int) -> bool:
+    def step_would_report_loss(self, index: int) -> bool:
         """Return whether the next step of an env would report that its episode was lost.
 
         A step that continues the episode does. So does an autoreset, although it needs nothing of the episode before

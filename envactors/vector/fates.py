@@ -14,7 +14,7 @@ it continues an episode that no replay can bring back.
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
 
-    env  cause      notices_loss  fate                           then the episode
+    env  cause      would_report_loss  fate                           then the episode
     0    RUNNING    True          TRUNCATE: it cannot run again  is over; its next step
     1    NOT_BEGUN  True          TRUNCATE: its episode is lost  resets each of the envs
 
@@ -28,10 +28,10 @@ Four facts about an env whose process has ended are easily confused:
 
     EPISODE_LOST          the episode was running in that process (`Episodes`); a replay may still bring it back
     is_lost_for_good      ... and no replay can bring it back (`EnvTable`)
-    notices_loss          the env's next request would report a lost episode: it is a step, or its autoreset, which the
+    would_report_loss          the env's next request would report a lost episode: it is a step, or its autoreset, which the
                           user expects to continue from the last result. A call of ``reset`` would not, since it
                           begins a new episode anyway; nor would an autoreset under ``on_failure="raise"``, or if the
-                          process was to be recycled then. `Episodes.step_notices_loss` is the same for a bare step
+                          process was to be recycled then. `Episodes.step_would_report_loss` is the same for a bare step
     needs_lost_episode    both of the former: the request cannot run, and is lost with cause NOT_BEGUN
 """
 
@@ -102,7 +102,7 @@ class RequestFacts(NamedTuple):
         user_called_reset: Whether the user called ``reset``, rather than ``step``.
         is_retry: Whether it is not the first attempt. That counts only for a call of ``reset``.
         ran_reset: Whether the env had begun a reset, for the user or for autoreset, so that its seed may be the cause.
-        notices_loss: Whether the request would report that the episode is lost; see the top of this module.
+        would_report_loss: Whether the request would report that the episode is lost; see the top of this module.
         can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
     """
@@ -110,7 +110,7 @@ class RequestFacts(NamedTuple):
     user_called_reset: bool
     is_retry: bool
     ran_reset: bool
-    notices_loss: bool
+    would_report_loss: bool
     can_replay: bool = False
     can_retry: bool = False
 
@@ -154,7 +154,7 @@ def decide(
     keeps_seed = fate is EnvFate.RESET and request.user_called_reset and is_first_retry
     # A crash in the autoreset of seeded episodes: "replay" runs it again, with its seed, even if the journal is full
     # and no replay is possible. The old episode then ends here, and the next step has to reset the env.
-    is_seeded_autoreset = fate is EnvFate.REDO and request.notices_loss and not request.can_replay
+    is_seeded_autoreset = fate is EnvFate.REDO and request.would_report_loss and not request.can_replay
     is_reset_later = fate in (EnvFate.RESET, EnvFate.TRUNCATE) and not request.user_called_reset
     return Decision(
         fate,
@@ -173,7 +173,7 @@ def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure
     if not loss.may_continue:
         return EnvFate.FAIL
     if loss.cause is Cause.NOT_BEGUN:
-        runs_again = request.can_replay or not request.notices_loss
+        runs_again = request.can_replay or not request.would_report_loss
     elif loss.reason is EndReason.DISCARD and request.can_replay:
         runs_again = True  # another env has raised, and ended the process
     else:

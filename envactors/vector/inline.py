@@ -261,7 +261,7 @@ class InlineEngine(Engine):
         resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
-            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_notices_loss(index):
+            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_would_report_loss(index):
                 running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
                 continue
             if resets_next[index]:
@@ -424,7 +424,7 @@ class InlineEngine(Engine):
         assert error is not None, "the request has failed"
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", notices_loss=True)
+        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", would_report_loss=True)
         # In-process, the restart policy limits only how often a reset is repeated.
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
         decision = self.episodes.decide_loss(index, loss, facts)

@@ -187,12 +187,12 @@ class EnvTable:
         resets_within_step = self.attach.resets_within_step and not op & NO_AUTORESET
         return PostedRequest(op, seed, payload, resets_within_step, self.slab.actions)
 
-    def notices_loss(self, index: int) -> bool:
+    def would_report_loss(self, index: int) -> bool:
         """Return whether the request of an env would report the loss of its episode; see `envactors.vector.fates`.
 
         An env without a request, as in a rollout, counts as one with a bare step.
         """
-        return not self.request(index).resets and self.episodes.step_notices_loss(index)
+        return not self.request(index).resets and self.episodes.step_would_report_loss(index)
 
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
@@ -200,7 +200,7 @@ class EnvTable:
 
     def needs_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
-        return self.is_lost_for_good(index) and self.notices_loss(index)
+        return self.is_lost_for_good(index) and self.would_report_loss(index)
 
     # Requests --------------------------------------------------------------------------------------------
 

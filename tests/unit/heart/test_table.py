@@ -285,4 +285,4 @@ def test_which_requests_need_the_episode(table, request_, resets_next, expected)
     if request_ is not None:
         table.requests[1] = request_
     table.episodes.resets_next[1] = resets_next
-    assert table.notices_loss(1) is expected
+    assert table.would_report_loss(1) is expected
