@@ -28,7 +28,7 @@ from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
-from envactors.vector.inline_results import LastResults
+from envactors.vector.inline_results import InlineLastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
 from envactors.vector.selection import Selection
@@ -120,7 +120,7 @@ class InlineEngine(Engine):
         if settings.seed_episodes:
             self.episodes.seed_episodes()
         self.envs_per_process: list[int] = [count]
-        self._last = LastResults(described, count, keeps_infos=self.on_failure != "raise")
+        self._last = InlineLastResults(described, count, keeps_infos=self.on_failure != "raise")
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
