@@ -7,7 +7,7 @@ the env in `EnvTable`, on the right the class that acts:
       │        if the actor is not free, queue the env there; otherwise, skip QUEUED             EnvGroup, QueuedRows
       ▼
     QUEUED     the env waits until its actor is free
-      │        write the request into the row, ring the worker, and watch it                     EnvTable, PostedRows
+      │        write the request into the row, ring the worker, and watch it                     EnvTable, RowsJob
       ▼
     POSTED     the worker runs the env, and writes the result into the row                       worker.env_rows
       │        meanwhile the caller sleeps on doorbells                                          ResultWaiters

@@ -199,7 +199,7 @@ class RowEngine(Engine):
             for group, ids in envs.by_group:
                 must_wait = must_check and group.must_queue(ids)
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if not must_wait and group.actor.jobs.try_run_rows(group.posted_rows):
+                if not must_wait and group.actor.jobs.try_run_rows(group.rows_job):
                     posted += ids
                 else:
                     queued.append((group, ids))

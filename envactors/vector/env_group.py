@@ -37,7 +37,7 @@ from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
 from envactors.vector.recycling import NODE_DRAINS, Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer
-from envactors.vector.row_jobs import PostedRows, QueuedRows
+from envactors.vector.row_jobs import RowsJob, QueuedRows
 from envactors.vector.row_reader import RowReader
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes
@@ -61,7 +61,7 @@ class EnvGroup(Tenant):
         indices: The indices of the envs of the actor.
         recovery: Handles their requests without results.
         replays: Brings them back in a new process.
-        posted_rows: Their rows, as the running job of the actor.
+        rows_job: Their rows, as the running job of the actor.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
         queued_in: The job in which each env was queued last.
     """
@@ -75,7 +75,7 @@ class EnvGroup(Tenant):
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
         self.replays: EnvReplays = EnvReplays(table, actor, self.recovery)
-        self.posted_rows: PostedRows = PostedRows(table, self, actor, recycler)
+        self.rows_job: RowsJob = RowsJob(table, self, actor, recycler)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
@@ -123,7 +123,7 @@ class EnvGroup(Tenant):
            nothing: each of the rows has an outcome, or is queued.
         """
         table, rows = self.table, self.table.rows
-        if not self.posted_rows.has_posted:
+        if not self.rows_job.has_posted:
             return
         losses, resets = [], []
         for index in self.indices:
@@ -221,7 +221,7 @@ class EnvGroup(Tenant):
         parts = bundle.unpack(frame.payload)
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
         if (worker := self.actor.process.worker) is not None and worker.watches_rings:
-            self.actor.runtime.loop.call_soon(self.posted_rows.on_ring)  # the ring may have come before this frame
+            self.actor.runtime.loop.call_soon(self.rows_job.on_ring)  # the ring may have come before this frame
 
     # Times -----------------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class EnvGroup(Tenant):
     def blame(self, future: ActorFuture) -> None:
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
         if (index := self._find_env(future, POSTED)) is not None:
-            self.posted_rows.blame(index)
+            self.rows_job.blame(index)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""

@@ -1,4 +1,4 @@
-"""The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `PostedRows`.
+"""The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `RowsJob`.
 
 Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The group of envs
 that they belong to takes the results, and handles requests without one; jobs call it through `GroupOfEnvs`.
@@ -31,11 +31,11 @@ class GroupOfEnvs(Protocol):
     """The envs of one actor, as its jobs of rows use them: an `EnvGroup`.
 
     Attributes:
-        posted_rows: The running job of the actor while rows are posted.
+        rows_job: The running job of the actor while rows are posted.
         queued_in: The job in which each env was queued last.
     """
 
-    posted_rows: PostedRows
+    rows_job: RowsJob
     queued_in: dict[int, QueuedRows]
 
     def collect_completed(self) -> None:
@@ -60,7 +60,7 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
     """
     payloads = table.write_requests(envs, call_id, streams)
     now = time.monotonic()
-    begun = [(group.posted_rows.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
+    begun = [(group.rows_job.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
     for page, ids in begun:
         page.post_step(call_id, wait, streams, ids)
@@ -109,16 +109,16 @@ class QueuedRows(Job):
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
-        return running is self._group.posted_rows
+        return running is self._group.rows_job
 
     def start(self) -> Job | None:
         """Post the envs that still wait; return the posted rows, None if there are none."""
-        posted_rows = self._group.posted_rows
+        rows_job = self._group.rows_job
         if ids := self.ids:
-            envs = Selection(ids=ids, array_index=ids, by_group=[(self._group, ids)], actors=[posted_rows.actor])
+            envs = Selection(ids=ids, array_index=ids, by_group=[(self._group, ids)], actors=[rows_job.actor])
             post_rows(self._table, envs, self.call_id, NO_SPIN, streams=True)
             self._table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-        return posted_rows if posted_rows.has_posted else None
+        return rows_job if rows_job.has_posted else None
 
     def activity(self) -> None:
         """Return None: this job is never the running one."""
@@ -128,7 +128,7 @@ class QueuedRows(Job):
         self._group.fail_queued(self.ids, error_of)
 
 
-class PostedRows(Job):
+class RowsJob(Job):
     """The running job of an actor from the post of its rows until `JobQueue` finds that no env is `POSTED`.
 
     An actor has one such job, which runs again and again. Nobody tells the queue that results were delivered. It asks

@@ -114,7 +114,7 @@ LAUNCHER = "runtime:Launcher."
 WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.env_group:EnvGroup."
 QUEUED_ROWS = "vector.row_jobs:QueuedRows."
-POSTED_ROWS = "vector.row_jobs:PostedRows."
+ROWS_JOB = "vector.row_jobs:RowsJob."
 ENV_REPLAYS = "vector.env_replays:EnvReplays."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 TABLE = "vector.table:EnvTable."
@@ -208,7 +208,7 @@ MUTANTS = [
     Mutant(WAITING + "_count_and_publish", "min(written + missing, len(self._streams))", "len(self._streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
-    Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
+    Mutant(ROWS_JOB + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
     Mutant(ENVS + "recover", "if again:", "if ():", STATES),
     Mutant(TABLE + "end_process", "self.episodes.on_process_lost(index)", "pass", LOSSES),
     Mutant(ROWS + "end_process", "self.overdue.difference_update(envs)", "pass", LATE),
@@ -216,12 +216,12 @@ MUTANTS = [
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "_enqueue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last_rows.take_row(index)", "pass", LAST),
-    Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
+    Mutant(ROWS_JOB + "_find_culprit", "return running", "return rows[-1]", BLAMES),
     Mutant(ENV_REPLAYS + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(QUEUED_ROWS + "fail", "self.ids,", "(),", HANGS),
-    Mutant(POSTED_ROWS + "request_end_ring", "worker.watch_rings(self.on_ring)", "pass", HANGS),
+    Mutant(ROWS_JOB + "request_end_ring", "worker.watch_rings(self.on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.recover(losses)", "pass", HANGS),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(
