@@ -45,7 +45,7 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.future import Outcome
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, WHEN
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, STREAMED
 from envactors.options import Deadlines
 from envactors.replay import PostedRequest
 from envactors.vector.episodes import EPISODE_LOST, Episodes
@@ -68,7 +68,7 @@ _LARGEST_SEED: Final = (1 << 64) - 1
 
 # Tables for `bytes.translate`: from the operation of a last result to a step that writes to the other buffer, without
 # and with streaming.
-_STEPS: Final = [bytes((op & BUFFER) ^ BUFFER | when for op in range(256)) for when in (0, WHEN)]
+_NEXT_STEP_OP: Final = [bytes((op & BUFFER) ^ BUFFER | when for op in range(256)) for when in (0, STREAMED)]
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
@@ -235,7 +235,7 @@ class EnvTable:
         """
         payloads: dict[int, bytes] = {}
         flags, requests, resets_next = self.episodes.flags, self.requests, self.episodes.resets_next
-        ops = self.last_rows.ops.translate(_STEPS[streams])
+        ops = self.last_rows.ops.translate(_NEXT_STEP_OP[streams])
         if 1 in resets_next:
             for index in envs.ids:
                 ops[index] |= resets_next[index] * RESET

@@ -234,7 +234,9 @@ MUTANTS = [
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(ROWS + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),
-    Mutant(TABLE + "write_requests", "self.last_rows.ops.translate(_STEPS[streams])", "self.last_rows.ops[:]", LAST),
+    Mutant(
+        TABLE + "write_requests", "self.last_rows.ops.translate(_NEXT_STEP_OP[streams])", "self.last_rows.ops[:]", LAST
+    ),
     Mutant(ROWS + "post", "self.overflow.pop(index, None)", "pass", MIXES),
     Mutant(LAST_ROWS + "take_rows", "self.ops[:] = self._rows.ops", "pass", LAST),
     Mutant(LAST_ROWS + "take_row", "self.ops[index] = op | RESET if", "op | RESET if", LAST),

@@ -11,7 +11,7 @@ from envactors.actor.future import ReadyOutcome
 from envactors.mailbox.info_codec import FAILED as FAILED_INFO
 from envactors.mailbox.info_codec import OVERFLOW
 from envactors.mailbox.pickling import loads
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, WHEN, Layout
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, STREAMED, Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
@@ -209,7 +209,7 @@ def post_one(table, request=None, index=1):
 
 def test_a_request_that_streams_wants_the_time_of_its_result(table):
     table.write_requests(some(1), 5, True)
-    assert table.rows.ops[1] == BUFFER | WHEN
+    assert table.rows.ops[1] == BUFFER | STREAMED
 
 
 def test_a_reset_without_a_seed(table):
