@@ -49,7 +49,7 @@ class EnvRecovery:
 
     def raised_loss(self, activity: Activity, report: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
-        actor, incarnation, pid = self._actor, self._table.rows.posted_in[activity.env], self._actor.pid
+        actor, incarnation, pid = self._actor, self._table.rows.posted_incarnations[activity.env], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
         is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
         return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
@@ -58,7 +58,7 @@ class EnvRecovery:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
         is_over = activity.method == "reset" or table.slab.ends_episode(index, table.rows.ops[index])
-        loss = RequestLoss(Cause.ERROR, outcome, table.rows.posted_in[index], activity, self._actor.is_usable)
+        loss = RequestLoss(Cause.ERROR, outcome, table.rows.posted_incarnations[index], activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:

@@ -76,15 +76,15 @@ class RowReader:
             contents: The content of each row; None if all are empty.
         """
         rows, at = self._rows, envs.array_index
-        buffers, posted_in = rows.ops.translate(_BUFFER_OF_OP), rows.posted_in_array
+        buffers, posted_incarnations = rows.ops.translate(_BUFFER_OF_OP), rows.posted_incarnation_array
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
-            ids, incarnations = self._all_ids.copy(), posted_in.copy()
+            ids, incarnations = self._all_ids.copy(), posted_incarnations.copy()
             rewards, terminated, truncated, *leaves = self._buffers[buffers[0]]
             rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
             if self.copies:
                 leaves = [leaf if leaf is None else leaf.copy() for leaf in leaves]
         else:
-            ids, incarnations = self._all_ids[at].copy(), posted_in[at].copy()
+            ids, incarnations = self._all_ids[at].copy(), posted_incarnations[at].copy()
             cells = ids + self._buffer_size * np.frombuffer(buffers, np.bool_)[at]
             rewards, terminated, truncated, *leaves = [each if each is None else each[cells] for each in self._cells]
         if self._layout.reward is None:
@@ -103,7 +103,7 @@ class RowReader:
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
         rows = self._rows
-        return self._copy(index, rows.ops[index], rows.content(index), rows.posted_in[index])
+        return self._copy(index, rows.ops[index], rows.content(index), rows.posted_incarnations[index])
 
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last result of an env; None if there is none.
@@ -151,7 +151,7 @@ class RowReader:
             read: Unpickles the result.
             is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
         """
-        incarnation, pid, activity = self._rows.posted_in[index], actor.pid, self._table.activity(index)
+        incarnation, pid, activity = self._rows.posted_incarnations[index], actor.pid, self._table.activity(index)
 
         def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
             step, error = try_to_read(read, is_valid)

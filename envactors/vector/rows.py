@@ -40,7 +40,7 @@ class Rows:
             post, or after it was canceled.
         seeds: The seed, if the bits of the operation say that it has one.
         call_ids: The call id of the post, or of a later rollout. Workers cannot overwrite it.
-        posted_in, posted_in_array: The process that the env was posted to, int64.
+        posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
         streams: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. A queued request counts
             as one that does, since it is posted so.
 
@@ -63,9 +63,9 @@ class Rows:
         self.ops: bytearray = bytearray(count)
         self.seeds: list[int | None] = [None] * count
         self.streams: bytearray = bytearray(count)
-        self.posted_in_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.posted_incarnation_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._call_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
-        self.posted_in: memoryview[int] = self.posted_in_array.data
+        self.posted_incarnations: memoryview[int] = self.posted_incarnation_array.data
         self.call_ids: memoryview[int] = self._call_id_array.data
         self.incarnations: memoryview[int] = self._incarnation_array.data
         self.completed: memoryview[int] = slab.completed.data
@@ -109,14 +109,14 @@ class Rows:
                 self.overflow.pop(index, None)
         if envs.is_all:
             self.ops[:] = self._slab_ops[:] = ops
-            self.posted_in[:] = self.incarnations
+            self.posted_incarnations[:] = self.incarnations
             self.streams[:] = self._all_stream[streams]
             self._call_id_array.fill(call_id)
             self.slab.posted.fill(call_id)
             return
         for index in envs.ids:
             self.ops[index] = self._slab_ops[index] = ops[index]
-            self.posted_in[index] = self.incarnations[index]
+            self.posted_incarnations[index] = self.incarnations[index]
             self.streams[index] = streams
             self.call_ids[index] = self.slab.posted[index] = call_id
 
@@ -133,5 +133,5 @@ class Rows:
     def begin_rollout(self, envs: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
         mine = slice_of(envs)
-        self.posted_in_array[mine] = self._incarnation_array[mine]
+        self.posted_incarnation_array[mine] = self._incarnation_array[mine]
         self._call_id_array[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id

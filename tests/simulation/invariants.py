@@ -63,8 +63,8 @@ class Invariants:
         if status == POSTED and table.rows.completed[index] != table.rows.call_ids[index]:
             if actor.process.worker is None:
                 return "there is no process"
-            if table.rows.posted_in[index] != actor.process.incarnation:
-                return f"it was posted to process {table.rows.posted_in[index]}"
+            if table.rows.posted_incarnations[index] != actor.process.incarnation:
+                return f"it was posted to process {table.rows.posted_incarnations[index]}"
         if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.rows.call_ids[index]:
             return "its row has another call id"
         if status == IDLE and (index in table.requests or index in table.rows.overdue):

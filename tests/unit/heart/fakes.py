@@ -544,7 +544,7 @@ def check_invariant(engine):
             assert status != POSTED or table.slab.posted[index] == table.rows.call_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
                 assert actor.jobs.running is group.rows_job, "rows that run are the running job"
-                assert table.rows.posted_in[index] == actor.process.incarnation
+                assert table.rows.posted_incarnations[index] == actor.process.incarnation
         for group in engine.groups:
             actor = group.actor
             known = {*actor.jobs.waiting, actor.jobs.running, actor.jobs.renewal}
