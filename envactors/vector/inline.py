@@ -40,7 +40,7 @@ from envactors.worker.host import Fields, HostedEnv
 _NO_ARGS = (None, None)
 
 
-class _RunningRequests(InlineRequest):
+class _RequestBatch(InlineRequest):
     """Steps or resets of some envs, which run one after another.
 
     Args:
@@ -125,7 +125,7 @@ class InlineEngine(Engine):
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
-        self._running_requests: list[_RunningRequests] = []
+        self._running_requests: list[_RequestBatch] = []
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, as before a reset.
         self._envs_without_result: set[int] = set()
         self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
@@ -247,13 +247,13 @@ class InlineEngine(Engine):
             split = split.copy()
         elif type(split) is list:
             split = self._convert_each(copy_value, envs, split, "step")
-        running = _RunningRequests(self, envs.ids, {})
+        running = _RequestBatch(self, envs.ids, {})
         with self._lock, self._stack.enter(running):
             self._begin(running)
             self._run_steps(running, split)
             self._complete(running, futures)
 
-    def _run_steps(self, running: _RunningRequests, actions: Iterable[Any]) -> None:
+    def _run_steps(self, running: _RequestBatch, actions: Iterable[Any]) -> None:
         """Run a step of each env, or the reset that takes its place; keep the results and failures."""
         # Local variables make the loop faster.
         episodes, infos, hosted, take = self.episodes, self._pending_infos, self._hosted_envs, self._last.take
@@ -292,7 +292,7 @@ class InlineEngine(Engine):
         self._check_open(envs, "reset")
         self.check_idle(envs)
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
-        running = _RunningRequests(self, envs.ids, reset_args)
+        running = _RequestBatch(self, envs.ids, reset_args)
         with self._lock, self._stack.enter(running):
             self._begin(running)
             for index in envs.ids:
@@ -352,7 +352,7 @@ class InlineEngine(Engine):
                 self.episodes.end_without_result(interrupted.index, resets_next=True)
         self._running_requests.clear()
 
-    def _begin(self, running: _RunningRequests) -> None:
+    def _begin(self, running: _RequestBatch) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
         if not running.is_nested:
             self._settle_interrupted()
@@ -363,7 +363,7 @@ class InlineEngine(Engine):
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
         return self.episodes.autoreset.resets_within_step and bool(self._counters[index][METHOD] == METHOD_RESET)
 
-    def _run_reset(self, running: _RunningRequests, index: int, *, keeps_seed: bool = True) -> bool:
+    def _run_reset(self, running: _RequestBatch, index: int, *, keeps_seed: bool = True) -> bool:
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded.
 
         Args:
@@ -397,7 +397,7 @@ class InlineEngine(Engine):
             return actor.unusable_error(activity)
         return actor.errors.unblamed(activity, actor.last_exit_error)
 
-    def _complete(self, running: _RunningRequests, futures: Futures) -> None:
+    def _complete(self, running: _RequestBatch, futures: Futures) -> None:
         """Handle the failures, once all envs have run, and resolve the futures.
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
@@ -413,7 +413,7 @@ class InlineEngine(Engine):
             future.set_outcome(ReadyOutcome(step, error))
         self._running_requests.remove(running)
 
-    def _recover(self, running: _RunningRequests, loss: RequestLoss, attempts: int) -> None:
+    def _recover(self, running: _RequestBatch, loss: RequestLoss, attempts: int) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request.
 
         If a reset answers the request, and fails, its failure is the new loss of the env.
