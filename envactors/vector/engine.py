@@ -445,7 +445,7 @@ class RowEngine(Engine):
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
         reader, actor, call_ids = self.reader, self.group_by_env[index].actor, self.table.rows.call_ids
         read, call_id = lambda: reader.read(reader.copy_row(index)), call_ids[index]
-        return reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
+        return reader.lazy_outcome(actor, index, read, lambda: call_ids[index] == call_id).read()
 
     # Last results and snapshots --------------------------------------------------------------------------
 

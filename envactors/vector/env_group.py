@@ -168,7 +168,7 @@ class EnvGroup(Tenant):
             if request.partial_answer:
                 row = request.partial_answer.complete(row)
                 table.last_rows.write(index, row, is_first=True)
-            outcome = reader.read_later(self.actor, index, functools.partial(reader.read, row))
+            outcome = reader.lazy_outcome(self.actor, index, functools.partial(reader.read, row))
         table.record_outcome(index, outcome, float(table.slab.when[index]) if table.rows.streams[index] else None)
 
     def _turn_into_reset(self, index: int) -> None:

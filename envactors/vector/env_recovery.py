@@ -135,7 +135,7 @@ class EnvRecovery:
             table.last_rows.truncate(index, self.next_incarnation(loss))
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
-            outcome = reader.read_later(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
+            outcome = reader.lazy_outcome(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
         elif decision.fate is EnvFate.REPORT and loss.result_is_recorded:
             table.last_rows.take_row(index)  # the env continues from the result that cannot be read
         table.record_outcome(index, outcome)

@@ -140,7 +140,7 @@ class RowReader:
         content = bytes(encode(step.info, objects)) if step.info or objects else None
         return RowResult(index, leaves, step.reward, step.terminated, step.truncated, content, step.incarnation)
 
-    def read_later(
+    def lazy_outcome(
         self, actor: Actor, index: int, read: Callable[[], EnvStep], is_valid: Callable[[], bool] = lambda: True
     ) -> Outcome:
         """Return an outcome that unpickles the result of an env when somebody reads it, which runs code of users.
