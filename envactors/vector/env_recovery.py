@@ -133,7 +133,7 @@ class EnvRecovery:
             table.begin_seeds(index)  # as if it had run; only a canceled reset leaves the seeds as they were
         if decision.fate is EnvFate.TRUNCATE:
             table.last_rows.truncate(index, self.next_incarnation(loss))
-            last = reader.copy_last(index, has_info=False)
+            last = reader.copy_last(index, with_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
             outcome = reader.lazy_outcome(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
         elif decision.fate is EnvFate.REPORT and loss.result_is_recorded:
@@ -242,7 +242,7 @@ class EnvRecovery:
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
         table, journal, reader = self._table, self._table.journals.of(index), self._reader
-        last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, has_info=False)
+        last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, with_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.
         read = None if last is None or table.rollouts_in_flight else lambda: reader.read(last).obs

@@ -105,17 +105,17 @@ class RowReader:
         rows = self._rows
         return self._copy(index, rows.ops[index], rows.content(index), rows.posted_incarnations[index])
 
-    def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
+    def copy_last(self, index: int, *, with_info: bool = True) -> RowResult | None:
         """Copy the last result of an env; None if there is none.
 
         Args:
             index: The env.
-            has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
+            with_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
         """
         table, last = self._table, self._table.last_rows
         if not table.episodes.has_result(index):
             return None
-        content = last.contents[index] if has_info or last.has_objects else None
+        content = last.contents[index] if with_info or last.has_objects else None
         return self._copy(index, last.ops[index], content, last.incarnations[index])
 
     def _copy(self, index: int, op: int, content: bytes | memoryview | None, incarnation: int) -> RowResult:
