@@ -251,9 +251,9 @@ class EnvGroup(Tenant):
         if not table.journals.is_recorded:
             return
         if kind != Kind.SAVE:
-            table.journals.of(index).record_call(kind, bytes(payload), failed=failed)
+            table.journals.flushed(index).record_call(kind, bytes(payload), failed=failed)
         elif not failed and table.episodes.state(index) == EPISODE_RUNS:
-            load_message(table.journals.of(index).begin_with_state, frame.payload)
+            load_message(table.journals.flushed(index).begin_with_state, frame.payload)
         self.queue_saves()
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:

@@ -174,7 +174,7 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, actor, journal = self._table, self._actor, self._table.journals.of(index)
+        table, actor, journal = self._table, self._actor, self._table.journals.flushed(index)
         request, error = table.request(index), self._complete_error(index, loss, posted)
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
@@ -202,7 +202,7 @@ class EnvRecovery:
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
-        table, journal, crashes = self._table, self._table.journals.of(index), self._actor.config.crashes
+        table, journal, crashes = self._table, self._table.journals.flushed(index), self._actor.config.crashes
         if crashes is not None and loss.report is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted)
             return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
@@ -234,14 +234,14 @@ class EnvRecovery:
 
     def step_inputs(self, index: int, posted: PostedRequest) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle."""
-        table, journal = self._table, self._table.journals.of(index)
+        table, journal = self._table, self._table.journals.flushed(index)
         inputs = self.message_inputs(index, journal.request_message(table.attach, index, posted))
         is_poison = table.journals.is_replayed and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
-        table, journal, reader = self._table, self._table.journals.of(index), self._reader
+        table, journal, reader = self._table, self._table.journals.flushed(index), self._reader
         last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, with_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.

@@ -196,7 +196,7 @@ class EnvTable:
 
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
-        return self.episodes.state(index) == EPISODE_LOST and not self.journals.of(index).can_replay
+        return self.episodes.state(index) == EPISODE_LOST and not self.journals.flushed(index).can_replay
 
     def needs_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
@@ -295,7 +295,7 @@ class EnvTable:
         """Record the result in a complete row in the episode and the journal of its env."""
         slab, op = self.slab, self.rows.ops[index]
         if self.journals.is_recorded:
-            self.journals.of(index).record_row(slab, index, self.posted_request(index))
+            self.journals.flushed(index).record_row(slab, index, self.posted_request(index))
         if self.rows.lacks_autoreset(index):
             self.episodes.record_end_without_reset(index)
         else:
@@ -365,7 +365,7 @@ class EnvTable:
     def withdraw(self, index: int) -> None:
         """Make an env idle whose request was canceled in the queue, so that it is not retried."""
         self.set_idle([index])
-        self.journals.of(index).forget_crash()
+        self.journals.flushed(index).forget_crash()
 
     def miss_deadline(self, index: int) -> None:
         """Ignore the result of a posted env until its process has ended."""
@@ -396,12 +396,12 @@ class EnvTable:
         self.version += 1
         self.episodes.restore(index, snapshot)
         if self.journals.is_recorded:
-            self.journals.of(index).begin_with_state(snapshot.checksum, snapshot.state)
+            self.journals.flushed(index).begin_with_state(snapshot.checksum, snapshot.state)
 
     def lose_episode(self, index: int) -> None:
         """Record that an env has to be reset, and that no replay leads to where it is."""
         self.episodes.end_without_result(index)
-        self.journals.of(index).forget()
+        self.journals.flushed(index).forget()
 
     def clear(self, index: int) -> None:
         """Make an env idle after an interrupted change. It needs a reset, which another process will run."""
@@ -409,4 +409,4 @@ class EnvTable:
         self.status[index] = IDLE  # its row may have only a part of a result, which must not become the last one
         self.set_idle([index])
         self.episodes.on_interrupt(index)
-        self.journals.of(index).forget()
+        self.journals.flushed(index).forget()

@@ -226,7 +226,7 @@ MUTANTS = [
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(
         ENVS + "on_call",
-        "table.journals.of(index).record_call(kind, bytes(payload), failed=failed)",
+        "table.journals.flushed(index).record_call(kind, bytes(payload), failed=failed)",
         "pass",
         REPLAYS,
     ),

@@ -690,7 +690,7 @@ def test_the_same_step_is_not_tried_a_third_time(stages):
     failure = batch.infos[0]["failure"]
     assert isinstance(failure, ea.ActorDiedError)
     assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True], [[1, 1, 0]])
-    assert not stage.table.journals.of(0).can_replay
+    assert not stage.table.journals.flushed(0).can_replay
 
 
 def test_another_step_after_an_aborted_retry_is_tried_twice_itself(stages):
@@ -758,9 +758,9 @@ def test_a_full_journal_is_not_replayed(stages):
     stage = stages(1, on_failure="replay", max_journal=2)
     for _ in range(3):
         stage.step([1])
-    assert not stage.table.journals.of(0).can_replay
+    assert not stage.table.journals.flushed(0).can_replay
     stage.reset(seed=1)
-    assert stage.table.journals.of(0).can_replay
+    assert stage.table.journals.flushed(0).can_replay
 
 
 def test_calls_and_attributes_are_replayed(stages):
@@ -1215,7 +1215,7 @@ def test_a_seeded_autoreset_that_ends_processes_runs_twice_without_a_replay(stag
     stage = stages(1, on_failure="replay", seed_episodes=True, max_journal=2, seed=1)
     for action in (1, 2, 3, END):
         stage.step([action])
-    assert not stage.table.journals.of(0).can_replay
+    assert not stage.table.journals.flushed(0).can_replay
     stage.start([4])
     for _ in range(2):
         begin_when_posted(stage)
