@@ -89,7 +89,7 @@ class EnvGroup(Tenant):
 
     def queue_new(self, ids: list[int]) -> None:
         """Queue envs with new requests, behind a renewal of the process if that is due."""
-        self.table.queue(ids, is_new=True)
+        self.table.mark_queued(ids, is_new=True)
         self._enqueue_new(ids)
 
     def _enqueue_new(self, ids: list[int]) -> None:
@@ -149,7 +149,7 @@ class EnvGroup(Tenant):
         """
         again = [loss.activity.env for loss in losses if self.recovery.resolve_or_retry(loss)]
         if again:
-            self.table.queue(again)
+            self.table.mark_queued(again)
             self.actor.jobs.enqueue(QueuedRows(self.table, self, again), first=True)
 
     def fail_queued(self, ids: Sequence[int], error_of: ErrorOf) -> None:
@@ -178,7 +178,7 @@ class EnvGroup(Tenant):
         answer = ResetAnswer(self.reader.copy_row(index), truncates=False)
         table.last_rows.take_row(index)
         table.set_requests({index: EnvRequest("step", table.request(index).future, partial_answer=answer)})
-        table.queue([index], is_new=True)
+        table.mark_queued([index], is_new=True)
 
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""

@@ -12,7 +12,7 @@ Each method changes the following. A blank means that it leaves the column as it
 
     method          status                    request  outcome  row              last result   episode
     set_requests                              set
-    queue           IDLE, POSTED to QUEUED                      NOT_POSTED (1)
+    mark_queued     IDLE, POSTED to QUEUED                      NOT_POSTED (1)
     write_requests  IDLE, QUEUED to POSTED                      posted
     add_overflow                                                overflow
     miss_deadline                                               overdue
@@ -31,7 +31,7 @@ Each method changes the following. A blank means that it leaves the column as it
     (2) If the request has a future, that gets the outcome, and the env is IDLE at once.
     (3) If the env is DONE, and its result is only in the row.
 
-`queue` and `record_outcome` also take a `DONE` env whose result cannot be unpickled.
+`mark_queued` and `record_outcome` also take a `DONE` env whose result cannot be unpickled.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class EnvTable:
         if (seed := self.request(index).seed) is not None:
             self.episodes.set_root_seed(index, seed)
 
-    def queue(self, ids: list[int], *, is_new: bool = False) -> None:
+    def mark_queued(self, ids: list[int], *, is_new: bool = False) -> None:
         """Mark envs as queued. Their actor posts them later, for the first time if their requests are new."""
         self.version += 1
         for index in ids:

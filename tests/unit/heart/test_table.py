@@ -75,7 +75,7 @@ def test_the_buffers_alternate_with_complete_results(table):
 def test_each_transition_changes_the_version(table):
     seen = [table.version]
     for transition in (
-        lambda: table.queue([0]),
+        lambda: table.mark_queued([0]),
         lambda: table.write_requests(some(0), 5, True),
         lambda: table.record_outcome(0, None),
         lambda: table.set_idle([0]),
@@ -157,7 +157,7 @@ def test_no_env_without_its_request_looks_like_a_finished_bare_step(table, envs)
 
 
 def test_queued_envs_ring_for_each_result(table):
-    table.queue([1])
+    table.mark_queued([1])
     assert table.status[1] == QUEUED
     assert table.rows.streams[1]
     assert table.is_pending(1)
@@ -167,7 +167,7 @@ def test_a_request_that_waits_for_its_first_post_has_no_operation_of_an_earlier_
     table.requests[1] = EnvRequest("reset")
     table.write_requests(some(1), 5, False)
     table.set_idle([1])
-    table.queue([1], is_new=True)
+    table.mark_queued([1], is_new=True)
     assert not table.posted_request(1).is_reset
     assert (table.activity(1).method, table.activity(1).call_id) == ("step", 0)
 
