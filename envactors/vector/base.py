@@ -43,7 +43,7 @@ class Engine(abc.ABC):
     Attributes:
         episodes: As above.
         on_failure: What happens after a failure.
-        all: All envs.
+        all_envs: All envs.
         envs_per_process: How many envs run one after another, in the order of the envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
@@ -55,7 +55,7 @@ class Engine(abc.ABC):
     def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
-        self.all: Selection = self.select(list(range(len(episodes.flags))))._replace(
+        self.all_envs: Selection = self.select(list(range(len(episodes.flags))))._replace(
             array_index=slice(None), is_all=True
         )
         self.action_spec: Spec | None = described.action
@@ -225,9 +225,9 @@ class Engine(abc.ABC):
 
     def last_batch(self) -> Batch | None:
         """Return the last result of each env, all of which must be idle; None if an env has none."""
-        self.check_idle(self.all)
-        steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
-        return self._batch(self.all, steps, {}, "last_batch") if len(steps) == len(self.all.ids) else None
+        self.check_idle(self.all_envs)
+        steps = [step for index in self.all_envs.ids if (step := self.read_last(index)) is not None]
+        return self._batch(self.all_envs, steps, {}, "last_batch") if len(steps) == len(self.all_envs.ids) else None
 
     @abc.abstractmethod
     def required_incarnation(self, index: int) -> int | None:

@@ -228,7 +228,7 @@ class RowEngine(Engine):
         table = self.table
         self._lock.repair_if_interrupted()
         if min_envs is None:
-            self._spin_for(self.all)
+            self._spin_for(self.all_envs)
         batch = None
         while batch is None:
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)

@@ -952,7 +952,7 @@ def test_after_a_reset_in_the_next_process_the_env_is_back_on_the_fast_path(stag
     stage.step([CUT])
     assert stage.envs.actors[0].incarnation == 1
     assert not stage.episodes.flags[0] & NEW_PROCESS
-    assert stage.table.are_on_fast_path(stage.engine.all)
+    assert stage.table.are_on_fast_path(stage.engine.all_envs)
     stage.reset()
     assert stage.env().resets == [(renewed_seed(0, 1), None), (None, None)]
 
@@ -1065,7 +1065,7 @@ def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on
     assert result.info["final_info"] == {}
     assert isinstance(result.info["failure"], ea.ActorDiedError if failure == "a crash" else RowError)
     assert stage.engine.counts() == ([2], [2])
-    assert stage.table.are_on_fast_path(stage.engine.all)
+    assert stage.table.are_on_fast_path(stage.engine.all_envs)
     stage.check()
 
 
@@ -1315,7 +1315,7 @@ def test_a_dropped_result_is_the_last_one(stages):
     stage.envs.send([1, INFO])
     stage.run()
     stage.envs[0].echo(1)  # the results are collected before the call
-    stage.engine.make_idle(stage.engine.all, None, None)
+    stage.engine.make_idle(stage.engine.all_envs, None, None)
     last = stage.envs.last_batch()
     assert last.obs.tolist() == [[1, 1, 0], [1, INFO, 1]]
     assert last.infos == [{}, {"n": 1}]

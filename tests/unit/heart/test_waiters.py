@@ -170,7 +170,7 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
 
     def run():
         try:
-            results.append(engine._try_to_deliver(engine.all, "step"))
+            results.append(engine._try_to_deliver(engine.all_envs, "step"))
         except Exception as error:
             results.append(error)
 
@@ -183,7 +183,7 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
         set_idle(*args, **options)
 
     monkeypatch.setattr(table, "set_idle", set_idle_later)
-    assert engine._try_to_deliver(engine.all, "step") is not None
+    assert engine._try_to_deliver(engine.all_envs, "step") is not None
     thread.join(SOON)
     assert isinstance(results[0], ea.NothingPendingError)
     assert table.episodes.steps.tolist() == [count + 1 for count in steps]
