@@ -340,7 +340,7 @@ class RowEngine(Engine):
         table = self.table
         if table.status[index] != POSTED:
             return table.outcome_at.get(index, 0.0)
-        return float(table.slab.when[index]) if table.rows.streams[index] else time.monotonic()
+        return float(table.slab.when[index]) if table.rows.streamed[index] else time.monotonic()
 
     # Delivering results ----------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class Rows:
         seeds: The seed, if the bits of the operation say that it has one.
         call_ids: The call id of the post, or of a later rollout. Workers cannot overwrite it.
         posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
-        streams: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. A queued request counts
+        streamed: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. A queued request counts
             as one that does, since it is posted so.
 
         The results that have come back:
@@ -62,7 +62,7 @@ class Rows:
         self.infos = infos
         self.ops: bytearray = bytearray(count)
         self.seeds: list[int | None] = [None] * count
-        self.streams: bytearray = bytearray(count)
+        self.streamed: bytearray = bytearray(count)
         self.posted_incarnation_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._call_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
         self.posted_incarnations: memoryview[int] = self.posted_incarnation_array.data
@@ -72,7 +72,7 @@ class Rows:
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self._slab_ops: memoryview[int] = slab.ops.data
-        # The values of ``streams`` if they are equal for all envs.
+        # The values of ``streamed`` if they are equal for all envs.
         self._all_stream = [bytes([streams]) * count for streams in (False, True)]
 
     # Facts -----------------------------------------------------------------------------------------------
@@ -110,14 +110,14 @@ class Rows:
         if envs.is_all:
             self.ops[:] = self._slab_ops[:] = ops
             self.posted_incarnations[:] = self.incarnations
-            self.streams[:] = self._all_stream[streams]
+            self.streamed[:] = self._all_stream[streams]
             self._call_id_array.fill(call_id)
             self.slab.posted.fill(call_id)
             return
         for index in envs.ids:
             self.ops[index] = self._slab_ops[index] = ops[index]
             self.posted_incarnations[index] = self.incarnations[index]
-            self.streams[index] = streams
+            self.streamed[index] = streams
             self.call_ids[index] = self.slab.posted[index] = call_id
 
     def begin_process(self, envs: range, incarnation: int) -> None:

@@ -127,7 +127,7 @@ class EnvTable:
         self.outcomes: dict[int, Outcome] = {}
         self.outcome_at: dict[int, float] = {}
         self.version: int = 0
-        self.waiters: ResultWaiters = ResultWaiters(rows.slab, rows.streams)
+        self.waiters: ResultWaiters = ResultWaiters(rows.slab, rows.streamed)
         self.rollouts_in_flight: int = 0
         self._deadlines = deadlines
         # For each status, the value of ``status`` if all envs have it.
@@ -220,7 +220,7 @@ class EnvTable:
             if is_new:
                 self.rows.ops[index] = NOT_POSTED
             self.status[index] = QUEUED
-            self.rows.streams[index] = True
+            self.rows.streamed[index] = True
 
     def write_requests(self, envs: Selection, call_id: int, streams: bool) -> dict[int, bytes]:
         """Write the requests of envs into their rows. The caller has written the actions.

@@ -62,7 +62,7 @@ def test_plain_requests_of_all_envs(table):
 def test_requests_of_some_envs(table):
     table.write_requests(some(2, 0), 5, True)
     assert list(table.status) == [POSTED, IDLE, POSTED]
-    assert list(table.rows.streams) == [1, 0, 1]
+    assert list(table.rows.streamed) == [1, 0, 1]
     assert table.slab.posted.tolist() == [5, 0, 5]
 
 
@@ -159,7 +159,7 @@ def test_no_env_without_its_request_looks_like_a_finished_bare_step(table, envs)
 def test_queued_envs_ring_for_each_result(table):
     table.mark_queued([1])
     assert table.status[1] == QUEUED
-    assert table.rows.streams[1]
+    assert table.rows.streamed[1]
     assert table.is_pending(1)
 
 
