@@ -162,7 +162,7 @@ def build_row_engine(
     actors: list[Any] = [handle._actor for handle in handles]
     config = actors[0].config
     recyclers = [Recycler(actor, settings.recycle) for actor in actors]
-    recycler_by_env = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
+    recycler_by_env = [one for one in recyclers for _ in one.envs] if recyclers[0].can_recycle else []
     episodes = Episodes(count, settings.autoreset, settings.on_failure, recycler_by_env)
     if settings.seed_episodes:
         episodes.seed_episodes()
