@@ -107,7 +107,7 @@ class EnvGroup(Tenant):
         if not self.actor.is_usable:
             return ""  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
-        reset_ids = [index for index in ids if table.request(index).resets]
+        reset_ids = [index for index in ids if table.request(index).runs_reset]
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
         is_leaving = self.recycler.is_node_draining and reset_ids == [*self.indices]
         return episodes.renewal_reason(ids, reset_ids) or (NODE_DRAINS if is_leaving else "")

@@ -88,6 +88,6 @@ class EnvRequest:
     partial_answer: ResetAnswer | None = None
 
     @property
-    def resets(self) -> bool:
+    def runs_reset(self) -> bool:
         """Whether the worker runs a reset for it. That of a step by autoreset does not count."""
         return self.method == "reset" or self.partial_answer is not None

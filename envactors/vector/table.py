@@ -192,7 +192,7 @@ class EnvTable:
 
         An env without a request, as in a rollout, counts as one with a bare step.
         """
-        return not self.request(index).resets and self.episodes.step_would_report_loss(index)
+        return not self.request(index).runs_reset and self.episodes.step_would_report_loss(index)
 
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
@@ -259,7 +259,7 @@ class EnvTable:
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Encode a request other than a bare step; it cannot be canceled any more. Return the operation and payload."""
         request, episodes, rows = self.request(index), self.episodes, self.rows
-        if request.resets:
+        if request.runs_reset:
             op |= RESET
         if request.future is not None:
             op |= RING
