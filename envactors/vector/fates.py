@@ -121,14 +121,14 @@ class Decision(NamedTuple):
     Attributes:
         fate: The fate.
         ends_episode: Whether the env has no episode any more.
-        resets_next: Whether the next step of an env without an episode resets it, or else the user has to.
+        awaits_autoreset: Whether the next step of an env without an episode resets it, or else the user has to.
         changes_seed: Whether the next reset has another seed, in case that of this one is the cause.
         replaces_process: Whether the env raised and its process is not fit for use any more.
     """
 
     fate: EnvFate
     ends_episode: bool
-    resets_next: bool
+    awaits_autoreset: bool
     changes_seed: bool
     replaces_process: bool
 
@@ -159,7 +159,7 @@ def decide(
     return Decision(
         fate,
         ends_episode=is_seeded_autoreset or fate not in (EnvFate.REPORT, EnvFate.REDO),
-        resets_next=is_seeded_autoreset or (is_reset_later and not autoreset.needs_reset_after_end),
+        awaits_autoreset=is_seeded_autoreset or (is_reset_later and not autoreset.needs_reset_after_end),
         changes_seed=request.ran_reset and fate is not EnvFate.REDO and not keeps_seed,
         replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )

@@ -258,13 +258,13 @@ class InlineEngine(Engine):
         # Local variables make the loop faster.
         episodes, infos, hosted, take = self.episodes, self._pending_infos, self._hosted_envs, self._last.take
         resets_within_step, record_bare_step = episodes.autoreset.resets_within_step, episodes.record_bare_step
-        resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
+        awaits_autoreset, seeds, flags = episodes.awaits_autoreset, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
             if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_would_report_loss(index):
                 running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
                 continue
-            if resets_next[index]:
+            if awaits_autoreset[index]:
                 self._run_reset(running, index)
                 continue
             if resets_within_step:
@@ -349,7 +349,7 @@ class InlineEngine(Engine):
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
             if self._is_within_reset(interrupted.index):
-                self.episodes.end_without_result(interrupted.index, resets_next=True)
+                self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_requests.clear()
 
     def _begin(self, running: _RequestBatch) -> None:

@@ -234,11 +234,11 @@ class EnvTable:
             The payloads that do not fit into rows, by env.
         """
         payloads: dict[int, bytes] = {}
-        flags, requests, resets_next = self.episodes.flags, self.requests, self.episodes.resets_next
+        flags, requests, awaits_autoreset = self.episodes.flags, self.requests, self.episodes.awaits_autoreset
         ops = self.last_rows.ops.translate(_NEXT_STEP_OP[streams])
-        if 1 in resets_next:
+        if 1 in awaits_autoreset:
             for index in envs.ids:
-                ops[index] |= resets_next[index] * RESET
+                ops[index] |= awaits_autoreset[index] * RESET
         if requests or flags != self.episodes.no_flags:
             for index in envs.ids:
                 if flags[index] or index in requests:

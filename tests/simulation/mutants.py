@@ -248,7 +248,7 @@ MUTANTS = [
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
-    Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
+    Mutant(EPISODES + "end_without_result", "(0 if awaits_autoreset else NEEDS_RESET)", "0", LOSSES),
     Mutant(EPISODES + "advance_seed", "self.episode_numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "_choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
     Mutant(FATES + "_choose_fate", "request.can_replay or not request.would_report_loss", "True", LOSSES),

@@ -36,14 +36,14 @@ def test_each_value_of_autoreset_has_its_rules():
 
 
 @pytest.mark.parametrize(
-    ("autoreset", "resets_next", "needs_reset"),
+    ("autoreset", "awaits_autoreset", "needs_reset"),
     [("next_step", True, False), ("same_step", False, False), ("disabled", False, True)],
 )
-def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
+def test_the_end_of_an_episode(autoreset, awaits_autoreset, needs_reset):
     episodes = Episodes(1, autoreset, "raise")
     episodes.record(0, ends=False, is_reset=True)
     episodes.record(0, ends=True, is_reset=False)
-    assert list(map(bool, episodes.resets_next)) == [resets_next]
+    assert list(map(bool, episodes.awaits_autoreset)) == [awaits_autoreset]
     assert bool(episodes.flags[0] & NEEDS_RESET) == needs_reset
     assert (episodes.steps.tolist(), episodes.finished) == ([1], [1])
 
@@ -63,7 +63,7 @@ def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
     at_once.record_sequence(0, bytes(ends), bytes(resets))
     for name in ("flags", "next_seeds", "episode_numbers"):
         assert getattr(each, name) == getattr(at_once, name)
-    for name in ("steps", "finished", "resets_next"):
+    for name in ("steps", "finished", "awaits_autoreset"):
         assert list(getattr(each, name)) == list(getattr(at_once, name))
 
 
@@ -73,12 +73,12 @@ def test_a_batch_counts_as_one_by_one():
         for index in range(3):
             episodes.record(index, ends=False, is_reset=True)
     for terminated in ([False, True, False], [False, False, True]):
-        was_reset = each.resets_next.copy()
+        was_reset = each.awaits_autoreset.copy()
         for index, ends in enumerate(terminated):
             each.record(index, ends=ends, is_reset=bool(was_reset[index]))
         batch.record_batch(Selection([0, 1, 2], slice(None), is_all=True), np.array(terminated), np.zeros(3, bool))
         assert each.steps.tolist() == batch.steps.tolist()
-        assert each.resets_next == batch.resets_next
+        assert each.awaits_autoreset == batch.awaits_autoreset
 
 
 def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
@@ -89,12 +89,12 @@ def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
     episodes.resume(0)
     assert episodes.flags[0] == 0
     episodes.on_process_lost(0)
-    episodes.end_without_result(0, resets_next=True)
+    episodes.end_without_result(0, awaits_autoreset=True)
     assert episodes.flags[0] == NO_EPISODE | NEW_PROCESS
-    assert list(map(bool, episodes.resets_next)) == [True]
+    assert list(map(bool, episodes.awaits_autoreset)) == [True]
     episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET
-    assert list(map(bool, episodes.resets_next)) == [False]
+    assert list(map(bool, episodes.awaits_autoreset)) == [False]
 
 
 def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():
@@ -125,7 +125,7 @@ def test_a_snapshot_without_a_seed_leaves_the_seeds_of_the_env():
     episodes.set_root_seed(0, 7)
     episodes.record(0, ends=False, is_reset=True)
     last = EnvStep(0, None, 0.0, terminated=False, truncated=False, info={}, incarnation=0)
-    episodes.restore(0, EnvSnapshot(0, b"", 0, None, 0, resets_next=False, is_start=True, last=last))
+    episodes.restore(0, EnvSnapshot(0, b"", 0, None, 0, awaits_autoreset=False, is_start=True, last=last))
     for number in (1, 2, 3):
         assert episodes.seed_of_reset(0, 0) == episode_seed(7, number)
         episodes.record(0, ends=False, is_reset=True)

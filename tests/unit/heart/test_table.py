@@ -242,7 +242,7 @@ def test_an_action_that_does_not_fit_travels_as_a_payload(table):
 
 
 def test_a_step_after_the_end_of_an_episode_resets_and_ignores_the_action(table):
-    table.episodes.resets_next[1] = True
+    table.episodes.awaits_autoreset[1] = True
     assert post_one(table, EnvRequest("step", payload=b"action")) == (BUFFER | RESET, None)
 
 
@@ -272,7 +272,7 @@ def test_plain_envs(table):
 
 
 @pytest.mark.parametrize(
-    ("request_", "resets_next", "expected"),
+    ("request_", "awaits_autoreset", "expected"),
     [
         (None, False, True),
         (None, True, False),
@@ -281,8 +281,8 @@ def test_plain_envs(table):
         (EnvRequest("step", partial_answer=ResetAnswer(None, truncates=True)), False, False),
     ],
 )
-def test_which_requests_need_the_episode(table, request_, resets_next, expected):
+def test_which_requests_need_the_episode(table, request_, awaits_autoreset, expected):
     if request_ is not None:
         table.requests[1] = request_
-    table.episodes.resets_next[1] = resets_next
+    table.episodes.awaits_autoreset[1] = awaits_autoreset
     assert table.would_report_loss(1) is expected
