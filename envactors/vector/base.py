@@ -249,7 +249,7 @@ class Engine(abc.ABC):
             checksum=checksum,
             root_seed=self.episodes.root_seeds[index],
             episode=self.episodes.episode_numbers[index],
-            resets_next=bool(self.episodes.resets_next[index]),
+            resets_next=bool(self.episodes.awaits_autoreset[index]),
             is_start=self.last_obs_is_first(index),
             last=self.read_last(index),
         )

@@ -194,7 +194,7 @@ class EnvRecovery:
                 actor.jobs.failed += 1
             if decision.ends_episode:
                 journal.forget()
-            elif table.journals.is_recorded and loss.report is not None:
+            elif table.journals.is_recorded and loss.failure is not None:
                 journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
             actor.discard(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
@@ -203,9 +203,9 @@ class EnvRecovery:
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
         table, journal, crashes = self._table, self._table.journals.flushed(index), self._actor.config.crashes
-        if crashes is not None and loss.report is not None:
+        if crashes is not None and loss.failure is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted)
-            return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
+            return crashes.name(loss.error, loss.failure, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
         has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
         if not (has_crashed and table.journals.is_replayed and journal.is_poison(posted)):
             return loss.error
@@ -225,7 +225,7 @@ class EnvRecovery:
         """
         cause = reported.read()[1]
         assert cause is not None, "the env has raised"
-        text = type(cause).__name__ if loss.report is None else loss.report.text
+        text = type(cause).__name__ if loss.failure is None else loss.failure.text
         error = self._actor.errors.process_discarded(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error

@@ -65,7 +65,7 @@ class RequestLoss(NamedTuple):
         activity: The request; a step that was running its autoreset counts as a reset.
         may_continue: Whether the actor has a process now, or will have another one. In-process, also whether the env
             may be reset once more.
-        report: The worker's report of what the env raised; None without one.
+        failure: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         episode_is_over: Whether the env has no running episode any more: the request failed in a reset, perhaps in one
@@ -78,7 +78,7 @@ class RequestLoss(NamedTuple):
     incarnation: int
     activity: Activity
     may_continue: bool
-    report: Failure | None = None
+    failure: Failure | None = None
     reason: EndReason | None = None
     may_blame_inputs: bool = True
     episode_is_over: bool = False

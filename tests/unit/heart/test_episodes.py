@@ -125,7 +125,7 @@ def test_a_snapshot_without_a_seed_leaves_the_seeds_of_the_env():
     episodes.set_root_seed(0, 7)
     episodes.record(0, ends=False, is_reset=True)
     last = EnvStep(0, None, 0.0, terminated=False, truncated=False, info={}, incarnation=0)
-    episodes.restore(0, EnvSnapshot(0, b"", 0, None, 0, awaits_autoreset=False, is_start=True, last=last))
+    episodes.restore(0, EnvSnapshot(0, b"", 0, None, 0, resets_next=False, is_start=True, last=last))
     for number in (1, 2, 3):
         assert episodes.seed_of_reset(0, 0) == episode_seed(7, number)
         episodes.record(0, ends=False, is_reset=True)
