@@ -64,7 +64,7 @@ class _RequestBatch(InlineRequest):
     def fail(self, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False) -> None:
         """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
         engine, index = self._engine, self.index
-        engine._resets_and_failures[index] += 1
+        engine._requests_beside_steps[index] += cause is not Cause.NOT_BEGUN
         activity = Activity("reset" if in_reset else "step", index)
         incarnation = engine._actor_by_env[index].process.incarnation
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
@@ -134,7 +134,8 @@ class InlineEngine(Engine):
         # is missing has a stand-in.
         self._counters: list[Any] = []
         self._closed: set[int] = set()  # the envs of closed actors
-        self._resets_and_failures = [0] * count  # how many resets, and how many steps that failed, each env has run
+        # How many requests each env has run that `Episodes.steps` does not count: resets, and all that have failed.
+        self._requests_beside_steps = [0] * count
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
         self._times = {actor: StepTimes(len(actor.indices)) for actor in self.actors}
@@ -169,7 +170,7 @@ class InlineEngine(Engine):
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
         mine = slice_of(actor.indices)
-        return sum(self.episodes.steps[mine]) + sum(self._resets_and_failures[mine])
+        return sum(self.episodes.steps[mine]) + sum(self._requests_beside_steps[mine])
 
     # Statistics ------------------------------------------------------------------------------------------
 
@@ -385,7 +386,7 @@ class InlineEngine(Engine):
             running.fail(Cause.ERROR, error, in_reset=True)
             return False
         self._last.change_process(index, incarnation)
-        self._resets_and_failures[index] += 1
+        self._requests_beside_steps[index] += 1
         episodes.record(index, ends=False, is_reset=True)
         return True
 

@@ -122,7 +122,9 @@ class RowReader:
         slab, cell = self._slab, (op & BUFFER, index)
         leaves = [None if array is None else array[op & BUFFER, index, ...].copy()[()] for array in slab.observations]
         if op & TRUNCATED:
-            return RowResult(index, leaves, zeros(self._reward_spec), False, True, content, incarnation)
+            zero = zeros(self._reward_spec)
+            zero = float(zero) if isinstance(zero, np.generic) else zero
+            return RowResult(index, leaves, zero, False, True, content, incarnation)
         reward: Any = None
         if self._layout.reward is not None:
             reward = slab.rewards[cell]

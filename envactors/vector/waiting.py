@@ -122,9 +122,9 @@ class ResultWaiters:
             sleeper = self._idle.pop()
         except IndexError:
             sleeper = _Sleeper(self._bell)
-        self.sleepers[sleeper] = 0
         last_missing = -1
         try:
+            self.sleepers[sleeper] = 0
             while True:
                 sleeper.watch_workers(self.groups, self._process_changes)
                 missing = self._count_and_publish(sleeper, count_missing, until_failure=until_failure)

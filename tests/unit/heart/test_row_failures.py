@@ -1400,3 +1400,13 @@ def test_a_snapshot_of_an_env_without_an_episode_may_come_from_its_next_process(
     assert stage.engine.required_incarnation(0) is None
     assert stage.play(stage.envs.snapshot)[0].resets_next
     assert stage.step([1])[0].tolist() == [[0, -1, renewed_seed(0, 2)]]
+
+
+def test_the_reward_of_a_truncated_answer_has_the_type_of_all_others(stages):
+    stage = stages(1, on_failure="renew")
+    stage.step([1])
+    (future,) = stage.envs.submit([2])
+    stage.crash()
+    stage.run()
+    assert future.result(SOON).truncated
+    assert type(future.result(SOON).reward) is float
