@@ -256,9 +256,9 @@ class Episodes:
         self.flags[index] = kept | NO_EPISODE | (0 if awaits_autoreset else NEEDS_RESET)
         self.awaits_autoreset[index] = awaits_autoreset
 
-    def decide_loss(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
+    def decide_loss(self, index: int, loss: RequestLoss, facts: RequestFacts) -> Decision:
         """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
-        decision = decide(loss, request, self.on_failure, self.autoreset, has_result=self.has_result(index))
+        decision = decide(loss, facts, self.on_failure, self.autoreset, has_result=self.has_result(index))
         if decision.ends_episode:
             self.end_without_result(index, awaits_autoreset=decision.awaits_autoreset)
         if decision.changes_seed and not loss.result_is_recorded:

@@ -277,7 +277,7 @@ class InlineEngine(Engine):
                 ends = bool(terminated or truncated)
                 infos[index] = take(index, fields, ends and resets_within_step)
             except Exception as error:
-                running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
+                running.fail(Cause.BAD_RESULT, error, in_reset=self._is_within_reset(index), ended=ends)
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
             if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
@@ -383,7 +383,7 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
-            running.fail(Cause.ERROR, error, in_reset=True)
+            running.fail(Cause.BAD_RESULT, error, in_reset=True)
             return False
         self._last.change_process(index, incarnation)
         self._requests_beside_steps[index] += 1
