@@ -24,7 +24,7 @@ SEED: Final = 4  # the seed in the row is that of the reset, or of a reset withi
 PAYLOAD: Final = 8  # the action of the step, or the options of the reset, are in a payload
 NO_AUTORESET: Final = 16  # an episode that ends is not reset within the step
 RING: Final = 32  # the worker rings for the result, whatever else the caller waits for
-STREAMED: Final = 64  # the worker records the time of the result in `Slab.when`
+STREAMED: Final = 64  # the request streams, so the worker records the time of the result in `Slab.when`
 
 # The spec of float rewards.
 PLAIN_REWARD: Final = ArraySpec((), np.dtype(np.float64))

@@ -37,7 +37,7 @@ from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
 from envactors.vector.recycling import NODE_DRAINS, Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer
-from envactors.vector.row_jobs import RowsJob, QueuedRows
+from envactors.vector.row_jobs import QueuedRows, RowsJob
 from envactors.vector.row_reader import RowReader
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes

@@ -43,7 +43,6 @@ class EnvRecovery:
         self._table = table
         self._reader = reader
         self._actor = actor
-        self._indices = actor.config.indices
 
     # Losses ----------------------------------------------------------------------------------------------
 
@@ -52,17 +51,13 @@ class EnvRecovery:
         actor, incarnation, pid = self._actor, self._table.rows.posted_incarnations[activity.env], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
         is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
-        return RequestLoss(
-            Cause.BAD_RESULT, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over
-        )
+        return RequestLoss(Cause.RAN, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
 
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
         is_over = activity.method == "reset" or table.slab.ends_episode(index, table.rows.ops[index])
-        loss = RequestLoss(
-            Cause.BAD_RESULT, outcome, table.rows.posted_incarnations[index], activity, self._actor.is_usable
-        )
+        loss = RequestLoss(Cause.RAN, outcome, table.rows.posted_incarnations[index], activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.fates import Decision, RequestFacts, RequestLoss, decide
-from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
+from envactors.vector.options import AUTORESETS, AutoresetRules, OnFailure, VectorSettings
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 from envactors.vector.selection import Selection
@@ -66,13 +66,12 @@ class Episodes:
 
     Args:
         count: Number of envs.
-        autoreset: The option.
-        on_failure: What happens after a failure.
+        settings: The options of the vector.
         recyclers: For each env, decides whether to replace its process after an episode; empty if that never happens.
 
     Attributes:
         autoreset: What follows from the end of an episode.
-        on_failure: As above.
+        on_failure: What happens after a failure.
         may_recycle: Whether processes may be replaced after an episode.
         flags: The state of each env's episode, and which of the flags above apply to the env.
         no_flags: The value of ``flags`` while no env has one.
@@ -85,11 +84,9 @@ class Episodes:
             episode.
     """
 
-    def __init__(
-        self, count: int, autoreset: Autoreset, on_failure: OnFailure, recyclers: Sequence[Recycler] = ()
-    ) -> None:
-        self.autoreset: AutoresetRules = AUTORESETS[autoreset]
-        self.on_failure: OnFailure = on_failure
+    def __init__(self, count: int, settings: VectorSettings, recyclers: Sequence[Recycler] = ()) -> None:
+        self.autoreset: AutoresetRules = AUTORESETS[settings.autoreset]
+        self.on_failure: OnFailure = settings.on_failure
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]) * count
@@ -105,6 +102,8 @@ class Episodes:
         self.checks_resets: bool = True
         self.no_flags: bytes = bytes(count)
         self._ones = np.ones(count, np.int64)
+        if settings.seed_episodes:
+            self.seed_episodes()
 
     # Facts -----------------------------------------------------------------------------------------------
 

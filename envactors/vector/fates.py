@@ -40,11 +40,11 @@ Whether a request would report the loss of its episode. The last two columns are
                                 no: the process was to be replaced here anyway         "renew", "replay"  set
                                 yes: only so does the user see each crash              "renew", "replay"  not set
 
-A reset that answers a failed step counts as the first. `Episodes.step_would_report_loss` knows the last four rows.
+A reset in place of a step (`ResetAnswer`) counts as the first. `Episodes.step_would_report_loss` is the last four rows.
 
 Four words for why:
 
-    cause      how far the request came: it was running, or not begun, or gave no good result
+    cause      how far the request came: it was not begun, or it was running, or it ran and gave no usable result
     reason     why the parent ended the process, if that concerns the request (`EndReason`)
     error      what the user gets: an exception, perhaps still pickled (`Outcome`)
     failure    the worker's report of an exception of the env (`Failure`), of which the error is made
@@ -67,7 +67,7 @@ class Cause(enum.Enum):
 
     RUNNING = enum.auto()  # its process ended while it ran
     NOT_BEGUN = enum.auto()  # its process ended before it began
-    BAD_RESULT = enum.auto()  # the env raised, or its result cannot be read
+    RAN = enum.auto()  # it ran to its end: the env raised, or its result cannot be read
 
 
 class RequestLoss(NamedTuple):
@@ -78,8 +78,8 @@ class RequestLoss(NamedTuple):
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request; a step that was running its autoreset counts as a reset.
-        may_continue: Whether anything can run for the env: its actor has a process, or will have another one. In-process
-            it must also be allowed to reset the env once more.
+        may_continue: Whether anything can run for the env: its actor has a process, or will have another one. In
+            vectors without workers, the vector must also be allowed to reset the env once more.
         failure: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
@@ -176,7 +176,7 @@ def decide(
         ends_episode=is_seeded_autoreset or fate not in (EnvFate.REPORT, EnvFate.REDO),
         awaits_autoreset=is_seeded_autoreset or (is_reset_later and not autoreset.needs_reset_after_end),
         changes_seed=facts.ran_reset and fate is not EnvFate.REDO and not keeps_seed,
-        replaces_process=loss.cause is Cause.BAD_RESULT and fate not in (EnvFate.FAIL, EnvFate.REPORT),
+        replaces_process=loss.cause is Cause.RAN and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )
 
 
@@ -197,4 +197,4 @@ def _choose_fate(loss: RequestLoss, facts: RequestFacts, on_failure: OnFailure, 
         return EnvFate.REDO
     if on_failure != "raise":
         return if_answered
-    return EnvFate.REPORT if loss.cause is Cause.BAD_RESULT and not loss.episode_is_over else EnvFate.FAIL
+    return EnvFate.REPORT if loss.cause is Cause.RAN and not loss.episode_is_over else EnvFate.FAIL

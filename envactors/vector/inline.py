@@ -116,9 +116,8 @@ class InlineEngine(Engine):
         self.actors: list[InlineActor] = [cast("InlineActor", handle._actor) for handle in actors]
         actor_by_env = [actor for actor in self.actors for _ in actor.indices]
         count = len(actor_by_env)
-        super().__init__(described, Episodes(count, settings.autoreset, settings.on_failure), actor_by_env)
-        if settings.seed_episodes:
-            self.episodes.seed_episodes()
+        all_envs = Selection([*range(count)], slice(None), is_all=True)
+        super().__init__(described, Episodes(count, settings), all_envs, actor_by_env)
         self.envs_per_process: list[int] = [count]
         self._last = InlineLastResults(described, count, keeps_infos=self.on_failure != "raise")
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
@@ -277,7 +276,7 @@ class InlineEngine(Engine):
                 ends = bool(terminated or truncated)
                 infos[index] = take(index, fields, ends and resets_within_step)
             except Exception as error:
-                running.fail(Cause.BAD_RESULT, error, in_reset=self._is_within_reset(index), ended=ends)
+                running.fail(Cause.RAN, error, in_reset=self._is_within_reset(index), ended=ends)
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
             if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
@@ -335,9 +334,9 @@ class InlineEngine(Engine):
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
     def _running_ids(self) -> set[int]:
-        """Return the envs of the requests that run, under the lock; those deliver their own results.
+        """Return the envs of `_running_requests`. The caller holds the lock, so no other thread runs any of them.
 
-        They run the calling code of an env; without such code, an interrupt has ended them.
+        Either the code of one of these envs makes the call, or an interrupt has ended the requests.
         """
         return {index for running in self._running_requests for index in running.ids}
 
@@ -383,7 +382,7 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
-            running.fail(Cause.BAD_RESULT, error, in_reset=True)
+            running.fail(Cause.RAN, error, in_reset=True)
             return False
         self._last.change_process(index, incarnation)
         self._requests_beside_steps[index] += 1
@@ -415,9 +414,14 @@ class InlineEngine(Engine):
         self._running_requests.remove(running)
 
     def _recover(self, running: _RequestBatch, loss: RequestLoss, attempts: int) -> None:
-        """Replace the envs of an actor after a failure if necessary; keep the outcome of the request.
+        """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
 
-        If a reset answers the request, and fails, its failure is the new loss of the env.
+        1. Complete the loss: may the env be reset once more?
+        2. Decide. `Episodes` applies the decision to the episode and the seeds.
+        3. Replace the envs of the actor, unless another failure has done so. The actor is in its next incarnation then,
+           in which all that follows takes place.
+        4. Keep the outcome: the error, or the last result, truncated, or a reset. A reset overwrites the last result,
+           so that is read before. If the reset fails, its failure is the new loss of the env.
         """
         running.index = index = loss.activity.env
         actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
@@ -456,9 +460,8 @@ class InlineEngine(Engine):
         try:
             infos = [pending[index] for index in ids]
         except KeyError:
-            raise NothingPendingError(
-                f"{caller} has nothing to wait for, or the results were taken meanwhile"
-            ) from None
+            text = f"{caller} has nothing to wait for, or the results were taken meanwhile"
+            raise NothingPendingError(text) from None
         try:
             if not failures and not self.batcher.infers_spec:
                 return self._last.read_batch(envs, infos)
@@ -475,9 +478,9 @@ class InlineEngine(Engine):
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
         ready = self.receivable()
-        failed = [index for index in ready if index in self._pending_errors]  # the last ones
-        ids = ready[: len(ready) - len(failed)][:max_envs] + failed
-        return self.wait_for_results(self.select(ids), None, deadline, "recv")
+        failed = [index for index in ready if index in self._pending_errors]
+        succeeded = [index for index in ready if index not in self._pending_errors]
+        return self.wait_for_results(self.select(succeeded[:max_envs] + failed), None, deadline, "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline

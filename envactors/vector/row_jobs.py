@@ -121,7 +121,7 @@ class QueuedRows(Job):
         return rows_job if rows_job.has_posted else None
 
     def activity(self) -> None:
-        """Return None: this job is never the running one."""
+        """Return None: the worker runs nothing of it. It is the running job only until `start` returns the next one."""
 
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
@@ -225,12 +225,11 @@ class RowsJob(Job):
 
     def progress(self) -> RowProgress:
         """Read how far the worker has come."""
-        table, worker = self._table, self.actor.process.worker
-        running = None
-        if worker is None:
+        table, page, running = self._table, self.actor.page, None
+        if page is None:
             return RowProgress(unfinished=[], running=None, since=0.0)
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.rows.is_complete(index)]
-        progress = worker.page.progress()
+        progress = page.progress()
         index = self._indices.start + progress.position
         # Env code may have overwritten the position. The worker may also have completed that step, but too late: then
         # it is among the unfinished ones, and does not run.

@@ -10,28 +10,32 @@ env, returns to `QUEUED`. That a row is complete changes no status: the vector d
 
 Each method changes the following. A blank means that it leaves the column as it is.
 
-    method          status                    request  outcome  row              last result   episode
-    set_requests                              set
-    mark_queued     IDLE, POSTED to QUEUED                      NOT_POSTED (1)
-    write_requests  IDLE, QUEUED to POSTED                      posted
-    add_overflow                                                overflow
-    miss_deadline                                               overdue
-    end_process     POSTED to QUEUED                            not to be run                  lost
-    accept_row                                                                                 advances
-    record_outcome  QUEUED, POSTED to DONE             set
-                    or FAILED (2)
-    deliver_rows    POSTED to IDLE                                               the row       advances
-    set_idle        any to IDLE               removed  removed                   the row (3)
-    withdraw        QUEUED to IDLE            removed
-    restore                                                                                    continues
-    lose_episode                                                                               ends
-    clear           any to IDLE               removed  removed                                 ends
+    method           status                     request  outcome  row                last result  episode, journal
+    set_requests                                set
+    begin_seeds                                                                                   root seed
+    mark_queued      IDLE, QUEUED, POSTED,                        NOT_POSTED (1),
+                     DONE (2) to QUEUED                           streamed
+    write_requests   IDLE, QUEUED to POSTED                       posted                          root seed (3)
+    add_overflow                                                  overflow
+    miss_deadline                                                 overdue
+    begin_process                                                 incarnation
+    end_process      POSTED to QUEUED                             not to be run                   lost
+    accept_row                                                                                    advances
+    record_outcome   QUEUED, POSTED, DONE (2)            set
+                     to DONE, or FAILED (4)
+    deliver_rows     POSTED to IDLE                                                  the row      advances
+    set_idle         any to IDLE                removed  removed                     the row (5)
+    withdraw         QUEUED to IDLE             removed                                           is no retry
+    record_rollouts
+    restore                                                                                       continues
+    lose_episode                                                                                  ends
+    clear            any to IDLE                removed  removed  not overdue                     ends
 
     (1) If the request is new; the retry of a request keeps the operation that was posted.
-    (2) If the request has a future, that gets the outcome, and the env is IDLE at once.
-    (3) If the env is DONE, and its result is only in the row.
-
-`mark_queued` and `record_outcome` also take a `DONE` env whose result cannot be unpickled.
+    (2) If its result, which is only in the row, turns out to be unreadable.
+    (3) For resets with a seed of the user, which `begin_seeds` records.
+    (4) If the request has a future, that gets the outcome, and the env is IDLE at once.
+    (5) If the env is DONE, and its result is only in the row.
 """
 
 from __future__ import annotations
@@ -256,33 +260,53 @@ class EnvTable:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
 
+    # How `_encode` writes a request. Each operation has `BUFFER`; `STREAMED` if it streams; `RING` if it has a future.
+    #
+    #     request                                bits                      seed                        payload
+    #     a step                                 SEED (1)                  the next episode's (2)      the action (3)
+    #     a step of an env that is retiring (2)  SEED (1), NO_AUTORESET    the next episode's          the action (3)
+    #     a step that is a reset by autoreset    RESET, SEED (1)           `Episodes.seed_of_reset`    (1)
+    #     a reset for the user                   RESET, SEED (1)           the user's, or as above     the options, (1)
+    #
+    # (1) If there is a seed. One that is too large for the row has no bit, and is in the payload of a reset.
+    # (2) For a reset within the step. Under the other rules of autoreset, the worker does not use the seed.
+    # (3) If it has no place in the row. `PAYLOAD` says that there is a payload.
+
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Encode a request other than a bare step; it cannot be canceled any more. Return the operation and payload."""
-        request, episodes, rows = self.request(index), self.episodes, self.rows
+        request = self.request(index)
         if request.runs_reset:
             op |= RESET
+        elif not op & RESET and self.attach.resets_within_step and self.episodes.is_retiring(index):
+            op |= NO_AUTORESET  # the next process does the reset
         if request.future is not None:
             op |= RING
             request.future.set_running()
-        payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
-        if not op & RESET:
-            seed = episodes.next_seeds[index]  # for a reset within the step
-            if self.attach.resets_within_step and episodes.is_retiring(index):
-                op |= NO_AUTORESET  # the next process does the reset
-        elif request.seed is not None:
-            seed = request.seed
-            self.begin_seeds(index)
-        else:
-            seed = episodes.seed_of_reset(index, rows.incarnations[index])
-        rows.seeds[index] = seed
-        large_seed = seed if seed is not None and seed > _LARGEST_SEED else None
-        if seed is not None and large_seed is None:
+        seed = self.rows.seeds[index] = self._seed_for(index, op)
+        if seed is not None and seed <= _LARGEST_SEED:
             self.slab.seeds[index] = seed
             op |= SEED
-        if op & RESET and (payload is not None or large_seed is not None):
-            options = None if payload is None else Pickled(payload)
-            payload = bytes(dumps((large_seed, options)))
+        payload = self._payload_for(index, op)
         return (op, None) if payload is None else (op | PAYLOAD, payload)
+
+    def _seed_for(self, index: int, op: int) -> int | None:
+        """Return the seed of an env's reset, or of the reset within its step. A seed of the user begins its seeds."""
+        if not op & RESET:
+            return self.episodes.next_seeds[index]
+        self.begin_seeds(index)
+        if (seed := self.request(index).seed) is not None:
+            return seed
+        return self.episodes.seed_of_reset(index, self.rows.incarnations[index])
+
+    def _payload_for(self, index: int, op: int) -> bytes | None:
+        """Return the part of an env's request that its row has no place for, pickled; None if there is none."""
+        request, large_seed = self.request(index), None if op & SEED else self.rows.seeds[index]
+        if not op & RESET:
+            return request.payload
+        options = request.payload if request.method == "reset" else None  # an autoreset does not need the action
+        if options is None and large_seed is None:
+            return None
+        return bytes(dumps((large_seed, None if options is None else Pickled(options))))
 
     # Results ---------------------------------------------------------------------------------------------
 

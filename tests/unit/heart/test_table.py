@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from fakes import PlainMemory
@@ -14,6 +16,7 @@ from envactors.mailbox.pickling import loads
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, STREAMED, Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
+from envactors.vector import table as table_module
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
 from envactors.vector.journals import Journals
 from envactors.vector.options import VectorSettings
@@ -36,7 +39,7 @@ def table(request):
     observation = ArraySpec((2,), np.dtype(np.float64))
     action = ArraySpec((), np.dtype(np.int64))
     slab, infos = PlainMemory().create(Layout(observation, action, PLAIN_REWARD, COUNT))
-    episodes = Episodes(COUNT, request.param, "raise")
+    episodes = Episodes(COUNT, VectorSettings(autoreset=request.param))
     rows = Rows(slab, infos)
     table = EnvTable(ChangeLock(), rows, episodes, Journals(rows, [range(COUNT)], VectorSettings()), Deadlines())
     for index in range(COUNT):
@@ -286,3 +289,13 @@ def test_which_requests_need_the_episode(table, request_, awaits_autoreset, expe
         table.requests[1] = request_
     table.episodes.awaits_autoreset[1] = awaits_autoreset
     assert table.would_report_loss(1) is expected
+
+
+# The documentation ---------------------------------------------------------------------------------------
+
+
+def test_the_table_of_changes_has_each_method_that_changes_something():
+    listed = re.findall(r"^    ([a-z]+_[a-z_]+|withdraw|restore|clear)\b", table_module.__doc__, re.MULTILINE)
+    methods = {name: getattr(EnvTable, name) for name in vars(EnvTable) if not name.startswith("_")}
+    changing = [name for name, method in methods.items() if method.__annotations__["return"] == "None"]
+    assert sorted(listed) == sorted([*changing, "write_requests"])
