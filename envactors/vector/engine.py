@@ -310,10 +310,11 @@ class RowEngine(Engine):
         )
 
     def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet. This looks at each only if the rows are not all plain results.
+        """Return how many envs have no outcome yet, at least. This looks at each env only if it has to.
 
-        It may return too few while all envs are posted: a row that is written may lack a large part, for which another
-        ring comes. An idle env does not count: another thread has taken its result, and no other result will come.
+        The number may be too small while all envs are posted, since it counts rows that are not written: a written row
+        may lack a large part, which comes with another ring. An idle env does not count: another thread has taken its
+        result, and no other result will come.
         """
         table, rows = self.table, self.table.rows
         if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.completed != rows.call_ids:

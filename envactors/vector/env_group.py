@@ -7,8 +7,9 @@ An `EnvGroup` is the tenant of its actor: the actor tells it about processes, ca
     `EnvReplays`                   to bring envs to where they were in an earlier process
     `EnvTable`                     to change the state of the envs
 
-None of these knows the group, except that jobs tell it when there are results to collect. The group itself only keeps
-in which job each env was queued last. Every change here happens under the lock of the vector.
+None of these knows the group, except jobs. They call it as a `GroupOfEnvs`: to collect results, to fail queued envs,
+for the inputs of a row, and to write in which job each env was queued last. Every change here happens under the lock of
+the vector.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class EnvGroup(Tenant):
         1. Look at each complete row. A result is accepted. A step that has left its autoreset to the next process
            becomes a request for that reset. The losses of requests that have raised are gathered.
         2. Recover these, and enqueue the resets. Jobs that start meanwhile may call this method again. They find
-           nothing: each of the rows has an outcome, or is queued.
+           nothing to do for these envs, since none of them is `POSTED` any more.
         """
         table, rows = self.table, self.table.rows
         if not self.rows_job.has_posted:
@@ -263,8 +264,8 @@ class EnvGroup(Tenant):
     def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes.
 
-        1. Record the process: how long its steps took, and whether it has crashed in a replay. The next steps decide
-           with that whether envs can be replayed.
+        1. Record the process: how long its steps took, and whether it has crashed in a replay. Whether envs can be
+           replayed, which 3 and 4 ask, depends on the latter.
         2. End it in the table: posted envs are queued, and their episodes are lost.
         3. Give the requests that it had not completed an outcome, or another try. The queued requests are now those
            that were queued before the exit, and those that run again.

@@ -63,7 +63,8 @@ class EnvRecovery:
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
         culprit = ended.culprit if ended.culprit is not None and ended.culprit.env == activity.env else None
-        # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
+        # A worker that has finished a step too late may have begun the next one. Then the late one is the culprit, and
+        # the other one was running.
         begun = [each.env for each in (ended.culprit, ended.uncompleted.running) if each is not None]
         is_discard = ended.reason is EndReason.DISCARD
         is_blamed = culprit is not None and not is_discard
@@ -87,9 +88,9 @@ class EnvRecovery:
         return RequestLoss(Cause.NOT_BEGUN, error, self._actor.process.incarnation, activity, may_continue=False)
 
     def lost_episode_loss(self, activity: Activity) -> RequestLoss:
-        """Return the loss of a request that continues an episode which ended with an earlier process.
+        """Return the loss of a request that would continue an episode which was lost with an earlier process.
 
-        Its incarnation is that of the process whose end is the error; the env continues in a later one.
+        The error and the incarnation are those of the process that has ended. The env continues in a later one.
         """
         actor, last = self._actor, self._actor.last_exit_error
         incarnation = actor.process.incarnation if last is None or last.incarnation is None else last.incarnation
@@ -129,7 +130,7 @@ class EnvRecovery:
             self._request_reset(index, outcome, keeps_seed=not decision.changes_seed)
             return True
         if not table.was_posted(index):
-            table.begin_seeds(index)  # as if it had run; only a canceled reset leaves the seeds as they were
+            table.begin_seeds(index)  # as its post would have done; only the seed of a canceled reset is forgotten
         if decision.fate is EnvFate.TRUNCATE:
             table.last_rows.truncate(index, self.next_incarnation(loss))
             last = reader.copy_last(index, with_info=False)

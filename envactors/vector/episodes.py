@@ -57,8 +57,8 @@ INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the
 #                                                                                       a last result
 #     disable_reset_checks                clears
 #
-# `seed_episodes` sets SEEDED. Nothing clears it. If one call of `record_sequence` has a reset after the end of an
-# episode, RETIRING stays set: the next process has to do the next reset.
+# `seed_episodes` sets SEEDED. Nothing clears it. A reset clears RETIRING, except a reset in a call of `record_sequence`
+# that sets it: the worker of a rollout does not stop there, and its process is replaced before a later reset.
 
 
 class Episodes:
@@ -181,17 +181,18 @@ class Episodes:
     def record_end_without_reset(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset.
 
-        If that is aborted, the next step resets the env. With failures that are raised, the user has to.
+        If that reset never runs, since the user aborts it, the next step resets the env. Under ``on_failure="raise"``,
+        the user has to.
         """
         self.steps[index] += 1
         self.finished[index] += 1
         self.end_without_result(index, awaits_autoreset=self.on_failure != "raise")
 
     def record_sequence(self, index: int, ends: bytes, resets: bytes) -> None:
-        """Record consecutive results of an env in one process, as a rollout has them.
+        """Record one or more consecutive results of an env in one process, as a rollout has them.
 
-        If the process was to be replaced at an end of an episode among them, that is still due: the worker did not
-        stop there, and its reset in the same sequence does not count as that of the next process.
+        An end of an episode among them may set `RETIRING`. That outlasts the resets among them: the same process has
+        run those.
 
         Args:
             index: The env.
@@ -203,7 +204,7 @@ class Episodes:
         self.awaits_autoreset[index] = False
         for _ in range(resets.count(1)):
             self.advance_seed(index)
-        # The steps are added in two parts: `_end` compares those up to the last end with the limits of the process.
+        # The steps up to the last end are added first: `_end` compares them with the limits of the process.
         until_end = ends.rfind(1) + 1
         self.steps[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):

@@ -17,7 +17,8 @@ from envactors.vector.rows import Rows
 from envactors.vector.selection import Selection
 
 # A bit of `LastRows.ops` that no operation has: the last result is the answer to a failed step. It has the observation
-# in the buffer, reward 0, and is truncated. The reward and the flags in the buffer are those of the result before.
+# in the buffer, reward 0, and is truncated. The reward and the flags in the buffer are those of the result before. See
+# `envactors.vector.rows.NOT_POSTED`, which is the same bit in another array.
 TRUNCATED: Final = 128
 
 

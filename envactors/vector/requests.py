@@ -33,7 +33,7 @@ class RowResult(NamedTuple):
 
 
 class ResetAnswer(NamedTuple):
-    """The answer to a request that a reset in the next process completes: the part that is known before the reset.
+    """The known part of the answer to a request whose env the next process resets. The reset completes the answer.
 
     The observation of the answer is always that of the reset. The rest depends on the request:
 

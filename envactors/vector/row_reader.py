@@ -48,8 +48,8 @@ class RowReader:
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
         self._buffer_size = np.array([self._layout.envs])
-        # Rewards, flags, and the leaves of observations, None for objects: in each buffer, and in both, one after the
-        # other. One index into these takes a tenth of the time of two into the arrays of the slab.
+        # The columns of each buffer; and those of both, as one array each, whose second half is the second buffer. One
+        # index into such an array takes a tenth of the time of two into one of the slab. Objects have None for a column.
         slab, n = self._slab, self._layout.envs
         columns: list[Any] = [slab.rewards, slab.terminated, slab.truncated, *slab.observations]
         self._buffers: list[list[Any]] = [[each if each is None else each[i] for each in columns] for i in (0, 1)]
@@ -145,7 +145,9 @@ class RowReader:
     def lazy_outcome(
         self, actor: Actor, index: int, read: Callable[[], EnvStep], is_valid: Callable[[], bool] = lambda: True
     ) -> Outcome:
-        """Return an outcome that unpickles the result of an env when somebody reads it, which runs code of users.
+        """Return an outcome that unpickles the result of an env when it is read, in the reading thread.
+
+        That runs code of users. An exception of it becomes an error of the actor.
 
         Args:
             actor: The actor of the env.

@@ -1,7 +1,7 @@
 """The rows of a vector, as the parent knows them: the last post of each one, and the result that has come back.
 
 A row is *written* once the worker has put back the call id of the request. It is *complete* once the parts of the
-result that do not fit into it have come, too, unless the env has missed its deadline.
+result that do not fit into it have come, too. A row that has missed its deadline never becomes complete.
 
 Nothing here knows why a row was posted, or whether the user has got the result: `envactors.vector.table` has the
 requests, and the status of each env. The memory itself is `envactors.mailbox.slab`.
@@ -19,13 +19,16 @@ from envactors.mailbox.slab import NO_AUTORESET, Slab, slice_of
 from envactors.vector.selection import Selection
 
 # In `Rows.ops`, instead of an operation: the env has a new request, which is not posted yet. No operation has this bit.
+# `LastRows.ops` uses the same bit as `TRUNCATED`. Neither gets into the other array: `LastRows` takes only operations
+# of rows that were posted, and the operation of a new request keeps only `BUFFER` of the last result.
 NOT_POSTED: Final = 128
 
 
 class Rows:
     """The record of all rows. `EnvTable` changes it, under the lock of the vector.
 
-    Where an attribute has two forms, the array is faster for all envs, and its memory as plain integers for one.
+    Some attributes have two forms of the same memory: an array, which is faster for all envs, and a `memoryview` of
+    plain integers, which is faster for one.
 
     Args:
         slab: The memory of the rows.
@@ -36,13 +39,13 @@ class Rows:
 
         The last post of each env:
 
-        ops: The operation, in the bits of `envactors.mailbox.slab`; `NOT_POSTED` while a new request waits for its
-            post, or after it was canceled.
+        ops: The operation, in the bits of `envactors.mailbox.slab`; `NOT_POSTED` if the last request was not posted:
+            it waits, or was canceled.
         seeds: The seed, if the bits of the operation say that it has one.
         call_ids: The call id of the post, or of a later rollout. Workers cannot overwrite it.
         posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
-        streamed: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. A queued request counts
-            as one that does, since it is posted so.
+        streamed: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. All queued requests do,
+            so this is set before their post.
 
         The results that have come back:
 
@@ -100,7 +103,7 @@ class Rows:
     # Changes ---------------------------------------------------------------------------------------------
 
     def post(self, envs: Selection, ops: bytearray, call_id: int, *, streams: bool) -> None:
-        """Write the operations of requests whose actions are in the rows, and at last their call id.
+        """Write the operations of requests whose actions are in the rows, and their call id after all else.
 
         A worker that is running other rows may run these as soon as they have the call id.
         """

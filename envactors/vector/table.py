@@ -25,7 +25,7 @@ Each method changes the following. A blank means that it leaves the column as it
                      to DONE, or FAILED (4)
     deliver_rows     POSTED to IDLE                                                  the row      advances
     set_idle         any to IDLE                removed  removed                     the row (5)
-    withdraw         QUEUED to IDLE             removed                                           is no retry
+    withdraw         QUEUED to IDLE             removed                                           forgets a crash
     record_rollouts
     restore                                                                                       continues
     lose_episode                                                                                  ends
