@@ -31,33 +31,26 @@ The way of a failure. The env raises, its process ends, or its result cannot be 
 
 Begin with `fates` for failures, and with `table` and `engine` for everything else.
 
-Where each fact about an env in a worker is, who writes it, and who reads it. Most readers ask a method of the owner.
+Where each fact about an env is, who changes it, and who reads it (methods without a class are those of `EnvTable`):
 
-    a fact                     attribute                               writer                      readers
-    a request is made          `EnvTable.status`: not IDLE             `mark_queued`,              RowEngine.check_idle
-                                                                       `write_requests`
-    ... which one              `EnvTable.requests`; no entry is        `set_requests`              _encode, EnvRecovery
-                               a bare step
-    ... is queued              `EnvTable.status`: QUEUED               `mark_queued`,              QueuedRows
-                                                                       `end_process`
-    ... in which job           `EnvGroup.queued_in`                    QueuedRows                  QueuedRows
-    ... is posted              `EnvTable.status`: POSTED               `write_requests`            RowsJob
-    ... as which operation     `Rows.ops`, `seeds`, `call_ids`,        `Rows.post`                 LastRows, RowReader,
-        to which process       `posted_incarnations`                                               EnvRecovery
-    its row is written         `Rows.completed` equals `call_ids`      the worker                  ResultWaiters
-    ... and complete           computed by `Rows.is_complete`, with    the worker, `add_overflow`, EnvTable.has_outcome,
-                               `overflow` and `overdue`                `miss_deadline`             EnvGroup
-    its outcome                `EnvTable.outcomes`; no entry is        `record_outcome`            RowEngine
-                               the result in the row
-    ... and its time           `EnvTable.outcome_at`; for a row        `record_outcome`,           RowEngine._outcome_at
-                               that streams, `Slab.when`               the worker
-    the last result            `LastRows.ops` has the buffer;          `take_row`, `take_rows`,    RowReader.copy_last,
-                               `incarnations`, `contents`              `write`, `truncate`         rollouts
-    the state of its episode   `Episodes.flags`                        methods of Episodes         fates, EnvTable
-    ... its next step resets   `Episodes.awaits_autoreset`             methods of Episodes         `write_requests`
-    the process of its actor   `ActorProcess.incarnation`              the actor                   everyone
-    ... as its rows know it    `Rows.incarnations`, the same           `begin_process`             `Rows.post`, seeds
-                               once the process has started
+    the fact                      where                                    changed by                     read by
+
+    a request is made             EnvTable.status is not IDLE              mark_queued, write_requests    check_idle
+      which one                   EnvTable.requests; bare steps have none  set_requests                   EnvRecovery
+    it is queued                  EnvTable.status is QUEUED                mark_queued, end_process       QueuedRows
+      in which job                EnvGroup.queued_in                       QueuedRows                     QueuedRows
+    it is posted                  EnvTable.status is POSTED                write_requests                 RowsJob
+      as what, to which process   Rows.ops, call_ids, posted_incarnations  write_requests                 RowReader
+    its row is written            Rows.completed equals Rows.call_ids      the worker                     ResultWaiters
+      and complete, still POSTED  Rows.is_complete: overflow, overdue      add_overflow, miss_deadline    has_outcome
+    it has an outcome             EnvTable.status is DONE or FAILED        record_outcome                 RowEngine
+      which one                   EnvTable.outcomes, or else in the row    record_outcome                 RowEngine
+      when it came                EnvTable.outcome_at; in rows, Slab.when  record_outcome, the worker     RowEngine
+    the last result               LastRows.ops, incarnations, contents     methods of LastRows            RowReader
+    the state of the episode      Episodes.flags                           methods of Episodes            fates
+      the next step is a reset    Episodes.awaits_autoreset                methods of Episodes            write_requests
+    the process of the actor      ActorProcess.incarnation                 the actor                      everyone
+      as the rows know it         Rows.incarnations                        begin_process                  Rows.post
 
 The engines, which `VectorEnv` calls:
     base            Interface of the two engines, and the methods that they share

@@ -49,7 +49,7 @@ class RowReader:
         self._all_ids = np.arange(self._layout.envs)
         self._buffer_size = np.array([self._layout.envs])
         # The columns of each buffer; and those of both, as one array each, whose second half is the second buffer. One
-        # index into such an array takes a tenth of the time of two into one of the slab. Objects have None for a column.
+        # index into such an array takes a tenth of the time of two into one of the slab. Objects have None for that.
         slab, n = self._slab, self._layout.envs
         columns: list[Any] = [slab.rewards, slab.terminated, slab.truncated, *slab.observations]
         self._buffers: list[list[Any]] = [[each if each is None else each[i] for each in columns] for i in (0, 1)]

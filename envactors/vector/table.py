@@ -364,8 +364,8 @@ class EnvTable:
 
         1. A result that is only in its row becomes the last one. This reads the status.
         2. The envs become `IDLE`.
-        3. Their requests are forgotten. A thread without the lock never sees a `POSTED` env, whose row may be complete,
-           lose its request: it would take the env for one with a bare step, whose result it may deliver.
+        3. Their requests are forgotten. So no thread without the lock sees a `POSTED` env whose request is gone: it
+           would take that for a bare step, and deliver its row.
         """
         self.version += 1
         for index in ids if self.outcome_at else ():
