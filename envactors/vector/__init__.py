@@ -34,7 +34,6 @@ Begin with `fates` for failures, and with `table` and `engine` for everything el
 Where each fact about an env is, who changes it, and who reads it (methods without a class are those of `EnvTable`):
 
     the fact                      where                                    changed by                     read by
-
     a request is made             EnvTable.status is not IDLE              mark_queued, write_requests    check_idle
       which one                   EnvTable.requests; bare steps have none  set_requests                   EnvRecovery
     it is queued                  EnvTable.status is QUEUED                mark_queued, end_process       QueuedRows
