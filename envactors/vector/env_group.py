@@ -131,8 +131,8 @@ class EnvGroup(Tenant):
             if table.status[index] == POSTED and rows.is_complete(index):
                 if rows.infos.failed(index):
                     self.actor.jobs.record_completed(1)
-                    report = rows.infos.failure(rows.overflow.get(index))
-                    losses.append(self.recovery.raised_loss(table.activity(index), report))
+                    failure = rows.infos.failure(rows.overflow.get(index))
+                    losses.append(self.recovery.raised_loss(table.activity(index), failure))
                 elif rows.lacks_autoreset(index):
                     self._turn_into_reset(index)
                     resets.append(index)

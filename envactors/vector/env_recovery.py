@@ -46,12 +46,12 @@ class EnvRecovery:
 
     # Losses ----------------------------------------------------------------------------------------------
 
-    def raised_loss(self, activity: Activity, report: Failure) -> RequestLoss:
+    def raised_loss(self, activity: Activity, failure: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
         actor, incarnation, pid = self._actor, self._table.rows.posted_incarnations[activity.env], self._actor.pid
-        error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
-        is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
-        return RequestLoss(Cause.RAN, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
+        error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, failure)), is_failure=True)
+        is_over = activity.method == "reset" or failure.fault in (Fault.RESET, Fault.LAST_RESULT)
+        return RequestLoss(Cause.RAN, error, incarnation, activity, actor.is_usable, failure, episode_is_over=is_over)
 
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""

@@ -225,7 +225,7 @@ class Episodes:
             self._steps += self._ones
         else:
             self._steps[envs.array_index] += 1
-        if 1 in self.awaits_autoreset:
+        if 1 in self.awaits_autoreset:  # these results are those of resets, which do not count
             self._steps[envs.array_index] -= self._awaits_autoreset[envs.array_index]
             self._awaits_autoreset[envs.array_index] = False
         if True in terminated.tobytes() or True in truncated.tobytes():

@@ -78,8 +78,8 @@ class RequestLoss(NamedTuple):
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request; a step that was running its autoreset counts as a reset.
-        may_continue: Whether anything can run for the env: its actor has a process, or will have another one. In
-            vectors without workers, the vector must also be allowed to reset the env once more.
+        may_continue: Whether the env has a process to continue in: its actor has one, or will have another one.
+            In-process, also whether a reset that has failed may be tried once more.
         failure: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.

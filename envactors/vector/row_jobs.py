@@ -112,7 +112,7 @@ class QueuedRows(Job):
         return running is self._group.rows_job
 
     def start(self) -> Job | None:
-        """Post the envs that still wait; return the posted rows, None if there are none."""
+        """Post the envs that still wait; return the job of posted rows, or None if no row is posted."""
         rows_job = self._group.rows_job
         if ids := self.ids:
             envs = Selection(ids=ids, array_index=ids, by_group=[(self._group, ids)], actors=[rows_job.actor])

@@ -77,6 +77,7 @@ class RowReader:
         """
         rows, at = self._rows, envs.array_index
         buffers, posted_incarnations = rows.ops.translate(_BUFFER_OF_OP), rows.posted_incarnation_array
+        # All results are in the same buffer, so this copies its columns, which is faster than to index them.
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
             ids, incarnations = self._all_ids.copy(), posted_incarnations.copy()
             rewards, terminated, truncated, *leaves = self._buffers[buffers[0]]
@@ -87,6 +88,7 @@ class RowReader:
             ids, incarnations = self._all_ids[at].copy(), posted_incarnations[at].copy()
             cells = ids + self._buffer_size * np.frombuffer(buffers, np.bool_)[at]
             rewards, terminated, truncated, *leaves = [each if each is None else each[cells] for each in self._cells]
+        # The parts that have no column are in the contents.
         if self._layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         infos = [{} for _ in envs.ids] if contents is None else [content[0] for content in contents]
