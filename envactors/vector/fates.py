@@ -31,16 +31,16 @@ Four facts about an env whose process has ended are easily confused:
     would_report_loss     the next request would tell the user of a lost episode; see the next table (`EnvTable`)
     needs_lost_episode    both of the former: the request cannot run, and is lost with cause NOT_BEGUN
 
-Whether a request would report the loss of its episode. The last two columns are the option, and the flag of `Episodes`:
+Whether a request would report the loss of its episode, given the option and the flag `RETIRING` of `Episodes`:
 
-    request                     would_report_loss                                      on_failure         RETIRING
-    a reset for the user        no: it begins a new episode anyway                     any                any
-    a step                      yes: the user expects the last episode to continue     any                any
-    a step that is an autoreset no: the error would cost the user the reset            "raise"            any
-                                no: the process was to be replaced here anyway         "renew", "replay"  set
-                                yes: only so does the user see each crash              "renew", "replay"  not set
+    request                       on_failure         RETIRING   would_report_loss
+    a reset for the user          any                any        no: it begins a new episode anyway
+    a step                        any                any        yes: the user expects the last episode to continue
+    a step that autoreset turns   "raise"            any        no: the error would cost the user the reset
+    into a reset                  "renew", "replay"  set        no: the process was to be replaced here anyway
+                                                     not set    yes: only so does the user see each crash
 
-A reset in place of a step (`ResetAnswer`) counts as the first. `Episodes.step_would_report_loss` is the last four rows.
+A reset in place of a step (`ResetAnswer`) counts as the first. `Episodes.step_would_report_loss` has the other rows.
 
 Four words for why:
 

@@ -260,7 +260,8 @@ class EnvTable:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
 
-    # How `_encode` writes a request. Each operation has `BUFFER`; `STREAMED` if it streams; `RING` if it has a future.
+    # How `_encode` writes a request. Besides these bits, an operation has `BUFFER` if it writes to the second buffer,
+    # `STREAMED` if it streams, and `RING` if it has a future.
     #
     #     request                                bits                      seed                        payload
     #     a step                                 SEED (1)                  the next episode's (2)      the action (3)
