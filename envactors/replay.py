@@ -66,12 +66,13 @@ class Journal:
     Args:
         position: The position of the env in its actor.
         limit: The largest cost of all entries. A step or a call costs 1, and 1 more for each KiB that it takes.
-        save_every: After how many steps and calls the state of the env is to be saved; None for never.
+        save_every: At which multiples of ``age`` the state of the env is to be saved; None for never.
         on_save_due: Called when that is due.
 
     Attributes:
         can_replay: Whether it leads from a seeded reset, or a saved state, to where the env is now.
-        age: How many steps and calls have come since the journal last began, or was last forgotten.
+        age: How many steps and calls have come since the journal last began, or was last forgotten. Calls count only
+            while ``can_replay``: a journal without a start does not record them.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Journal:
         self._entries = [(kind, bytes(dumps(message)))]
 
     def record_steps(self, actions: Sequence[bytes], resets: bytes, checksum: int) -> None:
-        """Record consecutive steps, whose actions have a place in rows, and resets without a seed.
+        """Record one or more consecutive steps, whose actions have a place in rows, and resets without a seed.
 
         Args:
             actions: Their actions, for each leaf of the action.
@@ -230,8 +231,8 @@ class Journal:
         """Record the end of a replay.
 
         A replay that has crashed is tried once more. After a second crash in a row, or if the env has reached another
-        point, the requests are forgotten, but not that the request after them has failed: a seeded reset, which needs
-        no replay, is still tried only twice.
+        point, the journal forgets its requests. It keeps that the request after them has failed: if that is a seeded
+        reset, it needs no replay, and is still tried only twice.
 
         Args:
             crashed: Whether the replay has ended its process.

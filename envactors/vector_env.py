@@ -539,7 +539,7 @@ class VectorEnv(BoundToProcess):
         """Check that the vector is open, and return some envs, or all for None."""
         self._check_open()
         if env_ids is None:
-            return self._engine.all
+            return self._engine.all_envs
         return self._engine.select(inputs.check_env_ids(env_ids, self.num_envs))
 
 

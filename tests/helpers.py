@@ -465,4 +465,4 @@ def run_script(code: str, *args: str, timeout: float = 100, **kwargs) -> subproc
 def journals(actor):
     """Return the requests to an actor's envs that led to their current states."""
     envs = actor._actor.tenant
-    return [envs.table.journals.of(index) for index in envs.indices]
+    return [envs.table.journals.flushed(index) for index in envs.indices]

@@ -82,7 +82,7 @@ class VectorAccess:
 
     def resets_next(self) -> npt.NDArray[np.bool_]:
         """Return whether the next step of each env resets it, by autoreset; bool, shape (n,)."""
-        return np.array(self._envs._engine.episodes.resets_next, np.bool_)
+        return np.array(self._envs._engine.episodes.awaits_autoreset, np.bool_)
 
     def busy(self) -> list[int]:
         """Return the envs whose results were not delivered.

@@ -24,7 +24,7 @@ SEED: Final = 4  # the seed in the row is that of the reset, or of a reset withi
 PAYLOAD: Final = 8  # the action of the step, or the options of the reset, are in a payload
 NO_AUTORESET: Final = 16  # an episode that ends is not reset within the step
 RING: Final = 32  # the worker rings for the result, whatever else the caller waits for
-WHEN: Final = 64  # the worker records the time of the result in `Slab.when`
+STREAMED: Final = 64  # the request streams, so the worker records the time of the result in `Slab.when`
 
 # The spec of float rewards.
 PLAIN_REWARD: Final = ArraySpec((), np.dtype(np.float64))
@@ -95,7 +95,7 @@ class Slab:
         size: The size of all arrays, in bytes.
         posted: int64, shape (n,): the call id of the last step or reset that the env was posted.
         completed: int64, shape (n,): the call id of the last one whose result is written.
-        when: float64, shape (n,): when that was completed (`time.monotonic`); written only with the bit `WHEN`.
+        when: float64, shape (n,): when that was completed (`time.monotonic`); written only with the bit `STREAMED`.
         ops: uint8, shape (n,): the posted operation, in the bits above.
         seeds: uint64, shape (n,): the seed of a reset.
         info_encoding: uint8, shape (n,): how a result's info and object leaves are encoded, and where they are; 0 for

@@ -105,5 +105,5 @@ class RolloutEngine(abc.ABC):
 
     def require_resets(self) -> None:
         """Require a reset of every env before its next step."""
-        for index in self._engine.all.ids:
+        for index in self._engine.all_envs.ids:
             self._engine.episodes.end_without_result(index)

@@ -44,7 +44,7 @@ def _accept_steps_of(table: EnvTable, envs: RolloutEnvs, index: int, ends: bytes
 
 def _record_in_journal(table: EnvTable, envs: RolloutEnvs, index: int, starts: bytes, kinds: bytes) -> None:
     """Record the next steps of an env without its repeats. The journal begins anew with the last seeded reset."""
-    trajectory, journal, first = envs.trajectory, table.journals.of(index), envs.accepted_steps[index]
+    trajectory, journal, first = envs.trajectory, table.journals.flushed(index), envs.accepted_steps[index]
     end = first + len(kinds)
     checks: list[int] = trajectory.checks[first:end, index].tolist()
     position, seed = _last_seeded_start(envs.plans[index], starts)

@@ -154,7 +154,7 @@ class WorkerRolloutEngine(RolloutEngine):
         """
         self._check_free(fewer_than=_MOST)
         if not (continues or self._in_flight):
-            self._engine.episodes.check_steppable(self._engine.all.ids)
+            self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         for actor in self._actors:
             if actor.is_closing:
                 raise actor.errors.actor_closed(Activity("rollout", actor.config.first_index))

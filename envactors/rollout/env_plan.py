@@ -41,7 +41,7 @@ KIND_AFTER_END: Final[Mapping[str, int]] = {"next_step": KIND_RESET, "same_step"
 
 def next_kind(episodes: Episodes, index: int) -> int:
     """Return the kind of an env's next step."""
-    if episodes.resets_next[index]:
+    if episodes.awaits_autoreset[index]:
         return KIND_RESET
     return KIND_REPEAT if episodes.needs_reset(index) else KIND_STEP
 

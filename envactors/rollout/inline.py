@@ -63,7 +63,7 @@ class InlineRolloutEngine(RolloutEngine):
         """Run a rollout; see `RolloutEngine.start`."""
         del copy
         self.check_free()
-        self._engine.episodes.check_steppable(self._engine.all.ids)
+        self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         self.set_parameters(parameters)
         rollout = InlineRollout(self._engine, steps)
         for policy in self._policies:
@@ -75,7 +75,7 @@ class InlineRolloutEngine(RolloutEngine):
             except Exception as error:
                 rollout.loose.policy_errors[policy.envs.start] = error
         self._next_index += 1
-        ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all.ids))]
+        ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all_envs.ids))]
         return [self._future_of(rollout, envs) for envs in ranges]
 
     def _future_of(self, rollout: InlineRollout, envs: range) -> ActorFuture[Rollout]:
@@ -104,7 +104,7 @@ class InlineRollout:
         observation, reward = engine.observation_spec, engine.reward_spec
         assert observation is not None, "`RolloutEngine.set_policy` has checked it"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
-        layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), steps)
+        layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all_envs.ids), steps)
         self.loose: LooseResults = LooseResults()
         self._engine = engine
         self.buffer: TrajectoryBuffer = TrajectoryBuffer(layout, ThreadMemory())

@@ -79,7 +79,7 @@ class RolloutEnvs:
         step, trajectory = self.accepted_steps[index], self.trajectory
         self.plans[index].advance_seeds(begun)
         self.accepted_steps[index] = step + count
-        self.last_results.incarnations[index] = self._table.rows.posted_in[index]
+        self.last_results.incarnations[index] = self._table.rows.posted_incarnations[index]
         if index in self.reset_after_failure:
             self.reset_after_failure.discard(index)
             trajectory.truncated[step, index] = True

@@ -7,7 +7,7 @@ the env in `EnvTable`, on the right the class that acts:
       │        if the actor is not free, queue the env there; otherwise, skip QUEUED             EnvGroup, QueuedRows
       ▼
     QUEUED     the env waits until its actor is free
-      │        write the request into the row, ring the worker, and watch it                     EnvTable, PostedRows
+      │        write the request into the row, ring the worker, and watch it                     EnvTable, RowsJob
       ▼
     POSTED     the worker runs the env, and writes the result into the row                       worker.env_rows
       │        meanwhile the caller sleeps on doorbells                                          ResultWaiters
@@ -30,6 +30,26 @@ The way of a failure. The env raises, its process ends, or its result cannot be 
     REDO           the request is queued again; before it, the next process replays the journal  EnvReplays, Journals
 
 Begin with `fates` for failures, and with `table` and `engine` for everything else.
+
+Where each fact about an env is, who changes it, and who reads it (methods without a class are those of `EnvTable`):
+
+    the fact                      where                                    changed by                     read by
+    a request is made             EnvTable.status is not IDLE              mark_queued, write_requests    check_idle
+      which one                   EnvTable.requests; bare steps have none  set_requests                   EnvRecovery
+    it is queued                  EnvTable.status is QUEUED                mark_queued, end_process       QueuedRows
+      in which job                EnvGroup.queued_in                       QueuedRows                     QueuedRows
+    it is posted                  EnvTable.status is POSTED                write_requests                 RowsJob
+      as what, to which process   Rows.ops, call_ids, posted_incarnations  write_requests                 RowReader
+    its row is written            Rows.completed equals Rows.call_ids      the worker                     ResultWaiters
+      and complete, still POSTED  Rows.is_complete: overflow, overdue      add_overflow, miss_deadline    has_outcome
+    it has an outcome             EnvTable.status is DONE or FAILED        record_outcome                 RowEngine
+      which one                   EnvTable.outcomes, or else in the row    record_outcome                 RowEngine
+      when it came                EnvTable.outcome_at; in rows, Slab.when  record_outcome, the worker     RowEngine
+    the last result               LastRows.ops, incarnations, contents     methods of LastRows            RowReader
+    the state of the episode      Episodes.flags                           methods of Episodes            fates
+      the next step is a reset    Episodes.awaits_autoreset                methods of Episodes            write_requests
+    the process of the actor      ActorProcess.incarnation                 the actor                      everyone
+      as the rows know it         Rows.incarnations                        begin_process                  Rows.post
 
 The engines, which `VectorEnv` calls:
     base            Interface of the two engines, and the methods that they share

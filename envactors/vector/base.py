@@ -38,12 +38,12 @@ class Engine(abc.ABC):
     Args:
         described: The specs of one env.
         episodes: The episodes of the envs.
-        actor_by_env: The actor of each env.
+        all_envs: All envs.
+        actors: The actor of each env.
 
     Attributes:
-        episodes: As above.
+        episodes, all_envs: As above.
         on_failure: What happens after a failure.
-        all: All envs.
         envs_per_process: How many envs run one after another, in the order of the envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
@@ -52,16 +52,16 @@ class Engine(abc.ABC):
 
     envs_per_process: list[int]
 
-    def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
+    def __init__(
+        self, described: Description, episodes: Episodes, all_envs: Selection, actors: Sequence[Actor | InlineActor]
+    ) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
-        self.all: Selection = self.select(list(range(len(episodes.flags))))._replace(
-            array_index=slice(None), is_all=True
-        )
+        self.all_envs = all_envs
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
-        self._actor_by_env = actor_by_env
+        self._actor_by_env = actors
 
     @property
     def observation_spec(self) -> Spec | None:
@@ -69,7 +69,7 @@ class Engine(abc.ABC):
         return self.batcher.observation_spec
 
     def select(self, ids: list[int]) -> Selection:
-        """Return some envs. The constructor of this class calls this, too."""
+        """Return some envs."""
         return Selection(ids=ids, array_index=np.array(ids, np.int64))
 
     @abc.abstractmethod
@@ -225,9 +225,9 @@ class Engine(abc.ABC):
 
     def last_batch(self) -> Batch | None:
         """Return the last result of each env, all of which must be idle; None if an env has none."""
-        self.check_idle(self.all)
-        steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
-        return self._batch(self.all, steps, {}, "last_batch") if len(steps) == len(self.all.ids) else None
+        self.check_idle(self.all_envs)
+        steps = [step for index in self.all_envs.ids if (step := self.read_last(index)) is not None]
+        return self._batch(self.all_envs, steps, {}, "last_batch") if len(steps) == len(self.all_envs.ids) else None
 
     @abc.abstractmethod
     def required_incarnation(self, index: int) -> int | None:
@@ -249,7 +249,7 @@ class Engine(abc.ABC):
             checksum=checksum,
             root_seed=self.episodes.root_seeds[index],
             episode=self.episodes.episode_numbers[index],
-            resets_next=bool(self.episodes.resets_next[index]),
+            resets_next=bool(self.episodes.awaits_autoreset[index]),
             is_start=self.last_obs_is_first(index),
             last=self.read_last(index),
         )

@@ -162,10 +162,8 @@ def build_row_engine(
     actors: list[Any] = [handle._actor for handle in handles]
     config = actors[0].config
     recyclers = [Recycler(actor, settings.recycle) for actor in actors]
-    recycler_by_env = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
-    episodes = Episodes(count, settings.autoreset, settings.on_failure, recycler_by_env)
-    if settings.seed_episodes:
-        episodes.seed_episodes()
+    recycler_by_env = [one for one in recyclers for _ in one.envs] if recyclers[0].can_recycle else []
+    episodes = Episodes(count, settings, recycler_by_env)
     rows = Rows(slab, infos)
     journals = Journals(rows, [one.envs for one in recyclers], settings)
     table = EnvTable(config.lock, rows, episodes, journals, config.deadlines)

@@ -26,7 +26,7 @@ from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
-from envactors.vector.base import Engine, Futures, Options, Seeds
+from envactors.vector.base import Engine, Failures, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.requests import EnvRequest, RowResult
@@ -61,8 +61,10 @@ class RowEngine(Engine):
     def __init__(
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
-        self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]  # `select` needs it
-        super().__init__(described, table.episodes, [group.actor for group in self.group_by_env])
+        self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
+        actor_by_env, by_group = [group.actor for group in self.group_by_env], [(one, [*one.indices]) for one in groups]
+        all_envs = Selection([*range(len(actor_by_env))], slice(None), True, by_group, [one.actor for one in groups])
+        super().__init__(described, table.episodes, all_envs, actor_by_env)
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -113,10 +115,8 @@ class RowEngine(Engine):
         if envs.is_all and table.are_all(IDLE):
             return
         if busy := [index for index in envs.ids if table.status[index] != IDLE]:
-            raise AlreadyPendingError(
-                f"the envs {busy} have results pending: receive them with recv (or from "
-                "their futures) before the next request"
-            )
+            advice = "receive them with recv (or from their futures) before the next request"
+            raise AlreadyPendingError(f"the envs {busy} have results pending: {advice}")
 
     def start_steps(
         self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), check_actions: bool = True
@@ -149,11 +149,9 @@ class RowEngine(Engine):
         """
         spec = self.action_spec if check_actions else None
         count = len(envs.ids)
-        if spec is not None and type(actions) is np.ndarray:
-            # Most steps end here. `split_batch` would take longer to find the same.
-            is_batch = actions.shape[:1] == (count,)
-            if is_batch and (actions.dtype, actions.shape[1:]) == self._action_format:
-                return [actions], []
+        is_batch = spec is not None and type(actions) is np.ndarray and actions.shape[:1] == (count,)
+        if is_batch and (actions.dtype, actions.shape[1:]) == self._action_format:
+            return [actions], []  # most steps end here: `split_batch` would take longer to find the same
         values = split_batch(spec, actions, count, "actions")
         if spec is None or self.table.slab.layout.action is None:
             return [], self._convert_each(lambda value: bytes(dumps(value)), envs, values, "step")
@@ -199,7 +197,7 @@ class RowEngine(Engine):
             for group, ids in envs.by_group:
                 must_wait = must_check and group.must_queue(ids)
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if not must_wait and group.actor.jobs.try_run_rows(group.posted_rows):
+                if not must_wait and group.actor.jobs.try_run_rows(group.rows_job):
                     posted += ids
                 else:
                     queued.append((group, ids))
@@ -228,7 +226,7 @@ class RowEngine(Engine):
         table = self.table
         self._lock.repair_if_interrupted()
         if min_envs is None:
-            self._spin_for(self.all)
+            self._spin_for(self.all_envs)
         batch = None
         while batch is None:
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)
@@ -282,12 +280,9 @@ class RowEngine(Engine):
             VectorTimeoutError: They are.
         """
         if late := [index for index in envs.ids if self.table.is_pending(index)]:
-            raise VectorTimeoutError(
-                f"{caller} waited {timeout} s, and the envs {late} have not finished; {advice}. "
-                f"Env {late[0]} is in {self._describe_actor(late[0])}",
-                env_ids=late,
-                timeout=timeout,
-            )
+            text = f"{caller} waited {timeout} s, and the envs {late} have not finished; {advice}. "
+            text += f"Env {late[0]} is in {self._describe_actor(late[0])}"
+            raise VectorTimeoutError(text, env_ids=late, timeout=timeout)
         if self.table.rollouts_in_flight:
             text = f"{caller} waited {timeout} s for rollouts in flight, which continue"
             raise VectorTimeoutError(text, timeout=timeout)
@@ -295,8 +290,7 @@ class RowEngine(Engine):
     def _spin_for(self, envs: Selection) -> None:
         """Spin for a short time until the workers of envs have finished, if the last request was that quick."""
         if self._spin.caller_spins:
-            workers = [group.actor.process.worker for group, _ in envs.by_group]
-            pages = [worker.page for worker in workers if worker is not None]
+            pages = [page for actor in envs.actors if (page := actor.page) is not None]
             spin_until_all([(page.counters, page.last_call) for page in pages], FINISHED)
 
     def _can_deliver_rows(self, envs: Selection) -> bool:
@@ -316,10 +310,11 @@ class RowEngine(Engine):
         )
 
     def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet. This looks at each only if the rows are not all plain results.
+        """Return how many envs have no outcome yet, at least. This looks at each env only if it has to.
 
-        It may return too few while all envs are posted: a row that is written may lack a large part, for which another
-        ring comes. An idle env does not count: another thread has taken its result, and no other result will come.
+        The number may be too small while all envs are posted, since it counts rows that are not written: a written row
+        may lack a large part, which comes with another ring. An idle env does not count: another thread has taken its
+        result, and no other result will come.
         """
         table, rows = self.table, self.table.rows
         if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.completed != rows.call_ids:
@@ -340,7 +335,7 @@ class RowEngine(Engine):
         table = self.table
         if table.status[index] != POSTED:
             return table.outcome_at.get(index, 0.0)
-        return float(table.slab.when[index]) if table.rows.streams[index] else time.monotonic()
+        return float(table.slab.when[index]) if table.rows.streamed[index] else time.monotonic()
 
     # Delivering results ----------------------------------------------------------------------------------
 
@@ -422,15 +417,8 @@ class RowEngine(Engine):
                 f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
                 "taken meanwhile: let only one of them wait for these envs"
             )
-        steps: list[EnvStep] = []
-        errors: dict[int, BaseException] = {}
-        unreadable: dict[int, BaseException] = {}
-        for index, (_, _, outcome) in zip(ids, found, strict=True):  # without the lock: this runs code of users
-            step, error = self._read_row(index) if outcome is None else outcome.read()
-            if error is None:
-                steps.append(step)
-            else:
-                (unreadable if outcome is None else errors)[index] = error
+        outcomes = {index: outcome for index, (_, _, outcome) in zip(ids, found, strict=True)}
+        steps, errors, unreadable = self._read_outcomes(outcomes)
         with self._lock, self._lock.change(*envs.actors):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
@@ -441,11 +429,30 @@ class RowEngine(Engine):
             table.set_idle(ids, is_all=envs.is_all)
         return self._batch(envs, steps, errors | unreadable, caller)
 
+    def _read_outcomes(self, outcomes: dict[int, Outcome | None]) -> tuple[list[EnvStep], Failures, Failures]:
+        """Read the outcomes of envs, without the lock, since this runs code of users. None is a result in a row.
+
+        Returns:
+            The results; the errors that are outcomes; and those of unpickling rows.
+        """
+        steps: list[EnvStep] = []
+        errors: Failures = {}
+        unreadable: Failures = {}
+        for index, outcome in outcomes.items():
+            step, error = self._read_row(index) if outcome is None else outcome.read()
+            if error is None:
+                steps.append(step)
+            elif outcome is None:
+                unreadable[index] = error
+            else:
+                errors[index] = error
+        return steps, errors, unreadable
+
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
         reader, actor, call_ids = self.reader, self.group_by_env[index].actor, self.table.rows.call_ids
         read, call_id = lambda: reader.read(reader.copy_row(index)), call_ids[index]
-        return reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
+        return reader.lazy_outcome(actor, index, read, lambda: call_ids[index] == call_id).read()
 
     # Last results and snapshots --------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ An `EnvGroup` is the tenant of its actor: the actor tells it about processes, ca
     `EnvReplays`                   to bring envs to where they were in an earlier process
     `EnvTable`                     to change the state of the envs
 
-None of these knows the group, except that jobs tell it when there are results to collect. The group itself only keeps
-in which job each env was queued last. Every change here happens under the lock of the vector.
+None of these knows the group, except jobs. They call it as a `GroupOfEnvs`: to collect results, to fail queued envs,
+for the inputs of a row, and to write in which job each env was queued last. Every change here happens under the lock of
+the vector.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
 from envactors.vector.recycling import NODE_DRAINS, Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer
-from envactors.vector.row_jobs import PostedRows, QueuedRows
+from envactors.vector.row_jobs import QueuedRows, RowsJob
 from envactors.vector.row_reader import RowReader
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes
@@ -61,7 +62,7 @@ class EnvGroup(Tenant):
         indices: The indices of the envs of the actor.
         recovery: Handles their requests without results.
         replays: Brings them back in a new process.
-        posted_rows: Their rows, as the running job of the actor.
+        rows_job: Their rows, as the running job of the actor.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
         queued_in: The job in which each env was queued last.
     """
@@ -75,7 +76,7 @@ class EnvGroup(Tenant):
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
         self.replays: EnvReplays = EnvReplays(table, actor, self.recovery)
-        self.posted_rows: PostedRows = PostedRows(table, self, actor, recycler)
+        self.rows_job: RowsJob = RowsJob(table, self, actor, recycler)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
@@ -89,7 +90,7 @@ class EnvGroup(Tenant):
 
     def queue_new(self, ids: list[int]) -> None:
         """Queue envs with new requests, behind a renewal of the process if that is due."""
-        self.table.queue(ids, is_new=True)
+        self.table.mark_queued(ids, is_new=True)
         self._enqueue_new(ids)
 
     def _enqueue_new(self, ids: list[int]) -> None:
@@ -107,7 +108,7 @@ class EnvGroup(Tenant):
         if not self.actor.is_usable:
             return ""  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
-        reset_ids = [index for index in ids if table.request(index).resets]
+        reset_ids = [index for index in ids if table.request(index).runs_reset]
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
         is_leaving = self.recycler.is_node_draining and reset_ids == [*self.indices]
         return episodes.renewal_reason(ids, reset_ids) or (NODE_DRAINS if is_leaving else "")
@@ -120,18 +121,18 @@ class EnvGroup(Tenant):
         1. Look at each complete row. A result is accepted. A step that has left its autoreset to the next process
            becomes a request for that reset. The losses of requests that have raised are gathered.
         2. Recover these, and enqueue the resets. Jobs that start meanwhile may call this method again. They find
-           nothing: each of the rows has an outcome, or is queued.
+           nothing to do for these envs, since none of them is `POSTED` any more.
         """
         table, rows = self.table, self.table.rows
-        if not self.posted_rows.has_posted:
+        if not self.rows_job.has_posted:
             return
         losses, resets = [], []
         for index in self.indices:
             if table.status[index] == POSTED and rows.is_complete(index):
                 if rows.infos.failed(index):
                     self.actor.jobs.record_completed(1)
-                    report = rows.infos.failure(rows.overflow.get(index))
-                    losses.append(self.recovery.raised_loss(table.activity(index), report))
+                    failure = rows.infos.failure(rows.overflow.get(index))
+                    losses.append(self.recovery.raised_loss(table.activity(index), failure))
                 elif rows.lacks_autoreset(index):
                     self._turn_into_reset(index)
                     resets.append(index)
@@ -149,7 +150,7 @@ class EnvGroup(Tenant):
         """
         again = [loss.activity.env for loss in losses if self.recovery.resolve_or_retry(loss)]
         if again:
-            self.table.queue(again)
+            self.table.mark_queued(again)
             self.actor.jobs.enqueue(QueuedRows(self.table, self, again), first=True)
 
     def fail_queued(self, ids: Sequence[int], error_of: ErrorOf) -> None:
@@ -168,8 +169,8 @@ class EnvGroup(Tenant):
             if request.partial_answer:
                 row = request.partial_answer.complete(row)
                 table.last_rows.write(index, row, is_first=True)
-            outcome = reader.read_later(self.actor, index, functools.partial(reader.read, row))
-        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.rows.streams[index] else None)
+            outcome = reader.lazy_outcome(self.actor, index, functools.partial(reader.read, row))
+        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.rows.streamed[index] else None)
 
     def _turn_into_reset(self, index: int) -> None:
         """Accept a step that has ended its episode, and make its autoreset the request of the env."""
@@ -178,7 +179,7 @@ class EnvGroup(Tenant):
         answer = ResetAnswer(self.reader.copy_row(index), truncates=False)
         table.last_rows.take_row(index)
         table.set_requests({index: EnvRequest("step", table.request(index).future, partial_answer=answer)})
-        table.queue([index], is_new=True)
+        table.mark_queued([index], is_new=True)
 
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
@@ -221,7 +222,7 @@ class EnvGroup(Tenant):
         parts = bundle.unpack(frame.payload)
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
         if (worker := self.actor.process.worker) is not None and worker.watches_rings:
-            self.actor.runtime.loop.call_soon(self.posted_rows.on_ring)  # the ring may have come before this frame
+            self.actor.runtime.loop.call_soon(self.rows_job.on_ring)  # the ring may have come before this frame
 
     # Times -----------------------------------------------------------------------------------------------
 
@@ -251,9 +252,9 @@ class EnvGroup(Tenant):
         if not table.journals.is_recorded:
             return
         if kind != Kind.SAVE:
-            table.journals.of(index).record_call(kind, bytes(payload), failed=failed)
+            table.journals.flushed(index).record_call(kind, bytes(payload), failed=failed)
         elif not failed and table.episodes.state(index) == EPISODE_RUNS:
-            load_message(table.journals.of(index).begin_with_state, frame.payload)
+            load_message(table.journals.flushed(index).begin_with_state, frame.payload)
         self.queue_saves()
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
@@ -263,8 +264,8 @@ class EnvGroup(Tenant):
     def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes.
 
-        1. Record the process: how long its steps took, and whether it has crashed in a replay. The next steps decide
-           with that whether envs can be replayed.
+        1. Record the process: how long its steps took, and whether it has crashed in a replay. Whether envs can be
+           replayed, which 3 and 4 ask, depends on the latter.
         2. End it in the table: posted envs are queued, and their episodes are lost.
         3. Give the requests that it had not completed an outcome, or another try. The queued requests are now those
            that were queued before the exit, and those that run again.
@@ -291,7 +292,7 @@ class EnvGroup(Tenant):
     def blame(self, future: ActorFuture) -> None:
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
         if (index := self._find_env(future, POSTED)) is not None:
-            self.posted_rows.blame(index)
+            self.rows_job.blame(index)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""

@@ -43,28 +43,28 @@ class EnvRecovery:
         self._table = table
         self._reader = reader
         self._actor = actor
-        self._indices = actor.config.indices
 
     # Losses ----------------------------------------------------------------------------------------------
 
-    def raised_loss(self, activity: Activity, report: Failure) -> RequestLoss:
+    def raised_loss(self, activity: Activity, failure: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
-        actor, incarnation, pid = self._actor, self._table.rows.posted_in[activity.env], self._actor.pid
-        error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
-        is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
-        return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
+        actor, incarnation, pid = self._actor, self._table.rows.posted_incarnations[activity.env], self._actor.pid
+        error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, failure)), is_failure=True)
+        is_over = activity.method == "reset" or failure.fault in (Fault.RESET, Fault.LAST_RESULT)
+        return RequestLoss(Cause.RAN, error, incarnation, activity, actor.is_usable, failure, episode_is_over=is_over)
 
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
         is_over = activity.method == "reset" or table.slab.ends_episode(index, table.rows.ops[index])
-        loss = RequestLoss(Cause.ERROR, outcome, table.rows.posted_in[index], activity, self._actor.is_usable)
+        loss = RequestLoss(Cause.RAN, outcome, table.rows.posted_incarnations[index], activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
         culprit = ended.culprit if ended.culprit is not None and ended.culprit.env == activity.env else None
-        # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
+        # A worker that has finished a step too late may have begun the next one. Then the late one is the culprit, and
+        # the other one was running.
         begun = [each.env for each in (ended.culprit, ended.uncompleted.running) if each is not None]
         is_discard = ended.reason is EndReason.DISCARD
         is_blamed = culprit is not None and not is_discard
@@ -88,9 +88,9 @@ class EnvRecovery:
         return RequestLoss(Cause.NOT_BEGUN, error, self._actor.process.incarnation, activity, may_continue=False)
 
     def lost_episode_loss(self, activity: Activity) -> RequestLoss:
-        """Return the loss of a request that continues an episode which ended with an earlier process.
+        """Return the loss of a request that would continue an episode which was lost with an earlier process.
 
-        Its incarnation is that of the process whose end is the error; the env continues in a later one.
+        The error and the incarnation are those of the process that has ended. The env continues in a later one.
         """
         actor, last = self._actor, self._actor.last_exit_error
         incarnation = actor.process.incarnation if last is None or last.incarnation is None else last.incarnation
@@ -130,12 +130,12 @@ class EnvRecovery:
             self._request_reset(index, outcome, keeps_seed=not decision.changes_seed)
             return True
         if not table.was_posted(index):
-            table.begin_seeds(index)  # as if it had run; only a canceled reset leaves the seeds as they were
+            table.begin_seeds(index)  # as its post would have done; only the seed of a canceled reset is forgotten
         if decision.fate is EnvFate.TRUNCATE:
             table.last_rows.truncate(index, self.next_incarnation(loss))
-            last = reader.copy_last(index, has_info=False)
+            last = reader.copy_last(index, with_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
-            outcome = reader.read_later(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
+            outcome = reader.lazy_outcome(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
         elif decision.fate is EnvFate.REPORT and loss.result_is_recorded:
             table.last_rows.take_row(index)  # the env continues from the result that cannot be read
         table.record_outcome(index, outcome)
@@ -174,14 +174,14 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, actor, journal = self._table, self._actor, self._table.journals.of(index)
+        table, actor, journal = self._table, self._actor, self._table.journals.flushed(index)
         request, error = table.request(index), self._complete_error(index, loss, posted)
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=request.method == "reset",
             is_retry=request.partial_answer is not None,
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
-            notices_loss=table.notices_loss(index),
+            would_report_loss=table.would_report_loss(index),
             can_replay=table.journals.is_replayed and journal.can_replay,
             can_retry=table.journals.is_replayed and not loss.result_is_recorded and journal.can_retry(posted),
         )
@@ -194,7 +194,7 @@ class EnvRecovery:
                 actor.jobs.failed += 1
             if decision.ends_episode:
                 journal.forget()
-            elif table.journals.is_recorded and loss.report is not None:
+            elif table.journals.is_recorded and loss.failure is not None:
                 journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
             actor.discard(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
@@ -202,10 +202,10 @@ class EnvRecovery:
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
-        table, journal, crashes = self._table, self._table.journals.of(index), self._actor.config.crashes
-        if crashes is not None and loss.report is not None:
+        table, journal, crashes = self._table, self._table.journals.flushed(index), self._actor.config.crashes
+        if crashes is not None and loss.failure is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted)
-            return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
+            return crashes.name(loss.error, loss.failure, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
         has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
         if not (has_crashed and table.journals.is_replayed and journal.is_poison(posted)):
             return loss.error
@@ -225,7 +225,7 @@ class EnvRecovery:
         """
         cause = reported.read()[1]
         assert cause is not None, "the env has raised"
-        text = type(cause).__name__ if loss.report is None else loss.report.text
+        text = type(cause).__name__ if loss.failure is None else loss.failure.text
         error = self._actor.errors.process_discarded(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error
@@ -234,15 +234,15 @@ class EnvRecovery:
 
     def step_inputs(self, index: int, posted: PostedRequest) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle."""
-        table, journal = self._table, self._table.journals.of(index)
+        table, journal = self._table, self._table.journals.flushed(index)
         inputs = self.message_inputs(index, journal.request_message(table.attach, index, posted))
         is_poison = table.journals.is_replayed and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
-        table, journal, reader = self._table, self._table.journals.of(index), self._reader
-        last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, has_info=False)
+        table, journal, reader = self._table, self._table.journals.flushed(index), self._reader
+        last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, with_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.
         read = None if last is None or table.rollouts_in_flight else lambda: reader.read(last).obs

@@ -46,20 +46,20 @@ class EnvReplays:
         journals = self._table.journals
         for index in self._indices:
             if not journals.is_replayed:
-                journals.of(index).forget_all()
+                journals.flushed(index).forget_all()
             elif is_renewal:
-                journals.of(index).forget()
+                journals.flushed(index).forget()
         self._recovery.settle_lost_episodes(self._indices)
         return [*filter(None, map(self._replay_of, self._indices))]
 
     def _replay_of(self, index: int) -> Replay | None:
         """Return the job that replays the journal of an env; None if it has nothing to repeat."""
-        message = self._table.journals.of(index).replay_message(self._table.attach)
+        message = self._table.journals.flushed(index).replay_message(self._table.attach)
         return message and Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
         """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
-        journal, actor = self._table.journals.of(index), self._actor
+        journal, actor = self._table.journals.flushed(index), self._actor
         could_replay = journal.can_replay
         journal.record_replay(crashed=False, is_same=is_same)
         if journal.can_replay:
@@ -73,4 +73,4 @@ class EnvReplays:
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
         if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.journals.of(ended.culprit.env).record_replay(crashed=True)
+            self._table.journals.flushed(ended.culprit.env).record_replay(crashed=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.fates import Decision, RequestFacts, RequestLoss, decide
-from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
+from envactors.vector.options import AUTORESETS, AutoresetRules, OnFailure, VectorSettings
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 from envactors.vector.selection import Selection
@@ -48,7 +48,7 @@ INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the
 #     the end of an episode               sets, without                sets, if the
 #                                         autoreset                    recycler says so
 #     end_without_result    NO_EPISODE    sets, or clears                                               clears
-#                                         if `resets_next`
+#                                         if `awaits_autoreset`
 #     on_process_lost       EPISODE_LOST,                sets
 #                           if it ran
 #     on_interrupt          NO_EPISODE    sets           sets                                           sets
@@ -57,8 +57,8 @@ INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the
 #                                                                                       a last result
 #     disable_reset_checks                clears
 #
-# `seed_episodes` sets SEEDED. Nothing clears it. If one call of `record_sequence` has a reset after the end of an
-# episode, RETIRING stays set: the next process has to do the next reset.
+# `seed_episodes` sets SEEDED. Nothing clears it. A reset clears RETIRING, except a reset in a call of `record_sequence`
+# that sets it: the worker of a rollout does not stop there, and its process is replaced before a later reset.
 
 
 class Episodes:
@@ -66,17 +66,16 @@ class Episodes:
 
     Args:
         count: Number of envs.
-        autoreset: The option.
-        on_failure: What happens after a failure.
+        settings: The options of the vector.
         recyclers: For each env, decides whether to replace its process after an episode; empty if that never happens.
 
     Attributes:
         autoreset: What follows from the end of an episode.
-        on_failure: As above.
+        on_failure: What happens after a failure.
         may_recycle: Whether processes may be replaced after an episode.
         flags: The state of each env's episode, and which of the flags above apply to the env.
         no_flags: The value of ``flags`` while no env has one.
-        resets_next: Whether the next step of an env resets it, by autoreset.
+        awaits_autoreset: Whether the next step of an env resets it, by autoreset.
         steps, finished: How many steps and finished episodes each env has had.
         root_seeds: The seed of each env's last seeded reset.
         next_seeds: The seed of each env's next reset; None if episodes are not seeded.
@@ -85,17 +84,15 @@ class Episodes:
             episode.
     """
 
-    def __init__(
-        self, count: int, autoreset: Autoreset, on_failure: OnFailure, recyclers: Sequence[Recycler] = ()
-    ) -> None:
-        self.autoreset: AutoresetRules = AUTORESETS[autoreset]
-        self.on_failure: OnFailure = on_failure
+    def __init__(self, count: int, settings: VectorSettings, recyclers: Sequence[Recycler] = ()) -> None:
+        self.autoreset: AutoresetRules = AUTORESETS[settings.autoreset]
+        self.on_failure: OnFailure = settings.on_failure
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]) * count
         self._renewal_reasons = [""] * count  # why envs are `RETIRING`
-        self.resets_next: bytearray = bytearray(count)
-        self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
+        self.awaits_autoreset: bytearray = bytearray(count)
+        self._awaits_autoreset: npt.NDArray[np.bool_] = np.frombuffer(self.awaits_autoreset, np.bool_)
         self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.steps: memoryview[int] = self._steps.data
         self.finished: list[int] = [0] * count
@@ -105,6 +102,8 @@ class Episodes:
         self.checks_resets: bool = True
         self.no_flags: bytes = bytes(count)
         self._ones = np.ones(count, np.int64)
+        if settings.seed_episodes:
+            self.seed_episodes()
 
     # Facts -----------------------------------------------------------------------------------------------
 
@@ -182,17 +181,18 @@ class Episodes:
     def record_end_without_reset(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset.
 
-        If that is aborted, the next step resets the env. With failures that are raised, the user has to.
+        If that reset never runs, since the user aborts it, the next step resets the env. Under ``on_failure="raise"``,
+        the user has to.
         """
         self.steps[index] += 1
         self.finished[index] += 1
-        self.end_without_result(index, resets_next=self.on_failure != "raise")
+        self.end_without_result(index, awaits_autoreset=self.on_failure != "raise")
 
     def record_sequence(self, index: int, ends: bytes, resets: bytes) -> None:
-        """Record consecutive results of an env in one process, as a rollout has them.
+        """Record one or more consecutive results of an env in one process, as a rollout has them.
 
-        If the process was to be replaced at an end of an episode among them, that is still due: the worker did not
-        stop there, and its reset in the same sequence does not count as that of the next process.
+        An end of an episode among them may set `RETIRING`. That outlasts the resets among them: the same process has
+        run those.
 
         Args:
             index: The env.
@@ -201,10 +201,10 @@ class Episodes:
         """
         cleared = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (NEW_PROCESS | RETIRING if 1 in resets else 0)
         self.flags[index] &= ~cleared
-        self.resets_next[index] = False
+        self.awaits_autoreset[index] = False
         for _ in range(resets.count(1)):
             self.advance_seed(index)
-        # The steps are added in two parts: `_end` compares those up to the last end with the limits of the process.
+        # The steps up to the last end are added first: `_end` compares them with the limits of the process.
         until_end = ends.rfind(1) + 1
         self.steps[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):
@@ -225,9 +225,9 @@ class Episodes:
             self._steps += self._ones
         else:
             self._steps[envs.array_index] += 1
-        if 1 in self.resets_next:
-            self._steps[envs.array_index] -= self._resets_next[envs.array_index]
-            self._resets_next[envs.array_index] = False
+        if 1 in self.awaits_autoreset:  # these results are those of resets, which do not count
+            self._steps[envs.array_index] -= self._awaits_autoreset[envs.array_index]
+            self._awaits_autoreset[envs.array_index] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
                 self._end(envs.ids[place])
@@ -244,23 +244,23 @@ class Episodes:
 
     def _await_reset(self, index: int) -> None:
         """Have the next step of an env reset it, or else the user, as the rules say after the end of an episode."""
-        self.resets_next[index] = self.autoreset.resets_next_step
+        self.awaits_autoreset[index] = self.autoreset.resets_next_step
         if self.autoreset.needs_reset_after_end and self.checks_resets:
             self.flags[index] |= NEEDS_RESET
 
     # Losses ----------------------------------------------------------------------------------------------
 
-    def end_without_result(self, index: int, *, resets_next: bool = False) -> None:
+    def end_without_result(self, index: int, *, awaits_autoreset: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
         kept = self.flags[index] & ~(_STATE | NEEDS_RESET | INTERRUPTED)
-        self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
-        self.resets_next[index] = resets_next
+        self.flags[index] = kept | NO_EPISODE | (0 if awaits_autoreset else NEEDS_RESET)
+        self.awaits_autoreset[index] = awaits_autoreset
 
-    def decide_loss(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
+    def decide_loss(self, index: int, loss: RequestLoss, facts: RequestFacts) -> Decision:
         """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
-        decision = decide(loss, request, self.on_failure, self.autoreset, has_result=self.has_result(index))
+        decision = decide(loss, facts, self.on_failure, self.autoreset, has_result=self.has_result(index))
         if decision.ends_episode:
-            self.end_without_result(index, resets_next=decision.resets_next)
+            self.end_without_result(index, awaits_autoreset=decision.awaits_autoreset)
         if decision.changes_seed and not loss.result_is_recorded:
             self.advance_seed(index)
         return decision
@@ -272,7 +272,7 @@ class Episodes:
             ids: The envs.
             reset_ids: Those whose request is a reset.
         """
-        due = (i for i in ids if self.is_retiring(i) and (i in reset_ids or self.resets_next[i]))
+        due = (i for i in ids if self.is_retiring(i) and (i in reset_ids or self.awaits_autoreset[i]))
         return next(map(self._renewal_reasons.__getitem__, due), "")
 
     def is_retiring(self, index: int) -> bool:
@@ -293,14 +293,14 @@ class Episodes:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
         self.flags[index] &= ~(_STATE | NEW_PROCESS | RETIRING)
 
-    def step_notices_loss(self, index: int) -> bool:
+    def step_would_report_loss(self, index: int) -> bool:
         """Return whether the next step of an env would report that its episode was lost.
 
         A step that continues the episode does. So does an autoreset, although it needs nothing of the episode before
         it: users want to see each crash. It does not if failures are raised, since that would cost the step its result,
         nor if the process was to be replaced anyway.
         """
-        if not self.resets_next[index]:
+        if not self.awaits_autoreset[index]:
             return True
         return self.on_failure != "raise" and not self.flags[index] & RETIRING
 
@@ -318,7 +318,7 @@ class Episodes:
         # the vector that has made the snapshot.
         must_reset = snapshot.resets_next and self.autoreset.needs_reset_after_end
         self.flags[index] |= NEEDS_RESET if must_reset and self.checks_resets else 0
-        self.resets_next[index] = snapshot.resets_next and not must_reset
+        self.awaits_autoreset[index] = snapshot.resets_next and not must_reset
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset. An env that crashes from now on still needs one."""

@@ -14,9 +14,9 @@ it continues an episode that no replay can bring back.
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
 
-    env  cause      notices_loss  fate                           then the episode
-    0    RUNNING    True          TRUNCATE: it cannot run again  is over; its next step
-    1    NOT_BEGUN  True          TRUNCATE: its episode is lost  resets each of the envs
+    env  cause      would_report_loss  fate                           then the episode
+    0    RUNNING    True               TRUNCATE: it cannot run again  is over; its next step
+    1    NOT_BEGUN  True               TRUNCATE: its episode is lost  resets each of the envs
 
 If the process had a third env whose step was complete, that step would be delivered. Its episode is lost, too, but only
 its next step finds that: with cause NOT_BEGUN, it gets TRUNCATE, one step later than the others.
@@ -28,11 +28,26 @@ Four facts about an env whose process has ended are easily confused:
 
     EPISODE_LOST          the episode was running in that process (`Episodes`); a replay may still bring it back
     is_lost_for_good      ... and no replay can bring it back (`EnvTable`)
-    notices_loss          the env's next request would report a lost episode: it is a step, or its autoreset, which the
-                          user expects to continue from the last result. A call of ``reset`` would not, since it
-                          begins a new episode anyway; nor would an autoreset under ``on_failure="raise"``, or if the
-                          process was to be recycled then. `Episodes.step_notices_loss` is the same for a bare step
+    would_report_loss     the next request would tell the user of a lost episode; see the next table (`EnvTable`)
     needs_lost_episode    both of the former: the request cannot run, and is lost with cause NOT_BEGUN
+
+Whether a request would report the loss of its episode, given the option and the flag `RETIRING` of `Episodes`:
+
+    request                       on_failure         RETIRING   would_report_loss
+    a reset for the user          any                any        no: it begins a new episode anyway
+    a step                        any                any        yes: the user expects the last episode to continue
+    a step that autoreset turns   "raise"            any        no: the error would cost the user the reset
+    into a reset                  "renew", "replay"  set        no: the process was to be replaced here anyway
+                                                     not set    yes: only so does the user see each crash
+
+A reset in place of a step (`ResetAnswer`) counts as the first. `Episodes.step_would_report_loss` has the other rows.
+
+Four words for why:
+
+    cause      how far the request came: it was not begun, or it was running, or it ran and gave no usable result
+    reason     why the parent ended the process, if that concerns the request (`EndReason`)
+    error      what the user gets: an exception, perhaps still pickled (`Outcome`)
+    failure    the worker's report of an exception of the env (`Failure`), of which the error is made
 """
 
 from __future__ import annotations
@@ -52,7 +67,7 @@ class Cause(enum.Enum):
 
     RUNNING = enum.auto()  # its process ended while it ran
     NOT_BEGUN = enum.auto()  # its process ended before it began
-    ERROR = enum.auto()  # the env raised, or its result cannot be read
+    RAN = enum.auto()  # it ran to its end: the env raised, or its result cannot be read
 
 
 class RequestLoss(NamedTuple):
@@ -63,9 +78,9 @@ class RequestLoss(NamedTuple):
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request; a step that was running its autoreset counts as a reset.
-        may_continue: Whether the actor has a process now, or will have another one. In-process, also whether the env
-            may be reset once more.
-        report: The worker's report of what the env raised; None without one.
+        may_continue: Whether the env has a process to continue in: its actor has one, or will have another one.
+            In-process, also whether a reset that has failed may be tried once more.
+        failure: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         episode_is_over: Whether the env has no running episode any more: the request failed in a reset, perhaps in one
@@ -78,7 +93,7 @@ class RequestLoss(NamedTuple):
     incarnation: int
     activity: Activity
     may_continue: bool
-    report: Failure | None = None
+    failure: Failure | None = None
     reason: EndReason | None = None
     may_blame_inputs: bool = True
     episode_is_over: bool = False
@@ -101,8 +116,8 @@ class RequestFacts(NamedTuple):
     Attributes:
         user_called_reset: Whether the user called ``reset``, rather than ``step``.
         is_retry: Whether it is not the first attempt. That counts only for a call of ``reset``.
-        ran_reset: Whether the env had begun a reset, for the user or for autoreset, so that its seed may be the cause.
-        notices_loss: Whether the request would report that the episode is lost; see the top of this module.
+        ran_reset: Whether the env had begun a reset, for the user or by autoreset. Then the seed may be the cause.
+        would_report_loss: Whether the request would report that the episode is lost; see the top of this module.
         can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
     """
@@ -110,7 +125,7 @@ class RequestFacts(NamedTuple):
     user_called_reset: bool
     is_retry: bool
     ran_reset: bool
-    notices_loss: bool
+    would_report_loss: bool
     can_replay: bool = False
     can_retry: bool = False
 
@@ -121,51 +136,51 @@ class Decision(NamedTuple):
     Attributes:
         fate: The fate.
         ends_episode: Whether the env has no episode any more.
-        resets_next: Whether the next step of an env without an episode resets it, or else the user has to.
+        awaits_autoreset: Whether the next step of an env without an episode resets it, or else the user has to.
         changes_seed: Whether the next reset has another seed, in case that of this one is the cause.
         replaces_process: Whether the env raised and its process is not fit for use any more.
     """
 
     fate: EnvFate
     ends_episode: bool
-    resets_next: bool
+    awaits_autoreset: bool
     changes_seed: bool
     replaces_process: bool
 
 
 def decide(
-    loss: RequestLoss, request: RequestFacts, on_failure: OnFailure, autoreset: AutoresetRules, *, has_result: bool
+    loss: RequestLoss, facts: RequestFacts, on_failure: OnFailure, autoreset: AutoresetRules, *, has_result: bool
 ) -> Decision:
     """Decide about a request without a result.
 
     Args:
         loss: Why it has no result.
-        request: The other facts about it.
+        facts: The other facts about it.
         on_failure: The option of the vector.
         autoreset: What follows from the end of an episode.
         has_result: Whether the env has returned anything yet.
     """
-    needs_reset = request.user_called_reset or autoreset.resets_within_step or not has_result
-    fate = _choose_fate(loss, request, on_failure, EnvFate.RESET if needs_reset else EnvFate.TRUNCATE)
-    # A crash in `reset(seed=7)`: the next process tries the user's seed 7 once more, since something else may have
-    # ended the process. Then it derives another seed. Under "replay" the try with the same seed was a REDO already,
-    # except if the inputs were not to blame.
-    is_first_retry = not request.is_retry and (on_failure != "replay" or not loss.may_blame_inputs)
-    keeps_seed = fate is EnvFate.RESET and request.user_called_reset and is_first_retry
-    # A crash in the autoreset of seeded episodes: "replay" runs it again, with its seed, even if the journal is full
-    # and no replay is possible. The old episode then ends here, and the next step has to reset the env.
-    is_seeded_autoreset = fate is EnvFate.REDO and request.notices_loss and not request.can_replay
-    is_reset_later = fate in (EnvFate.RESET, EnvFate.TRUNCATE) and not request.user_called_reset
+    needs_reset = facts.user_called_reset or autoreset.resets_within_step or not has_result
+    fate = _choose_fate(loss, facts, on_failure, EnvFate.RESET if needs_reset else EnvFate.TRUNCATE)
+    # A crash in `reset(seed=7)`: the next process tries seed 7 once more, since something else may have ended the first
+    # one. If that fails, too, the third derives another seed. Under "replay", a REDO was the second try already, unless
+    # the inputs were not to blame: then there was no REDO.
+    is_first_retry = not facts.is_retry and (on_failure != "replay" or not loss.may_blame_inputs)
+    keeps_seed = fate is EnvFate.RESET and facts.user_called_reset and is_first_retry
+    # A crash in the autoreset of seeded episodes: "replay" runs it again with its seed, which needs no replay. If none
+    # is possible, since the journal was full, the old episode ends here, so that the REDO is a reset by autoreset.
+    is_seeded_autoreset = fate is EnvFate.REDO and facts.would_report_loss and not facts.can_replay
+    is_reset_later = fate in (EnvFate.RESET, EnvFate.TRUNCATE) and not facts.user_called_reset
     return Decision(
         fate,
         ends_episode=is_seeded_autoreset or fate not in (EnvFate.REPORT, EnvFate.REDO),
-        resets_next=is_seeded_autoreset or (is_reset_later and not autoreset.needs_reset_after_end),
-        changes_seed=request.ran_reset and fate is not EnvFate.REDO and not keeps_seed,
-        replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
+        awaits_autoreset=is_seeded_autoreset or (is_reset_later and not autoreset.needs_reset_after_end),
+        changes_seed=facts.ran_reset and fate is not EnvFate.REDO and not keeps_seed,
+        replaces_process=loss.cause is Cause.RAN and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )
 
 
-def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure, if_answered: EnvFate) -> EnvFate:
+def _choose_fate(loss: RequestLoss, facts: RequestFacts, on_failure: OnFailure, if_answered: EnvFate) -> EnvFate:
     """Choose the fate of a request; ``if_answered`` if the vector has to answer it itself.
 
     The first of these that applies: no process will follow; it can run again; failures are raised; it is answered.
@@ -173,13 +188,13 @@ def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure
     if not loss.may_continue:
         return EnvFate.FAIL
     if loss.cause is Cause.NOT_BEGUN:
-        runs_again = request.can_replay or not request.notices_loss
-    elif loss.reason is EndReason.DISCARD and request.can_replay:
+        runs_again = facts.can_replay or not facts.would_report_loss
+    elif loss.reason is EndReason.DISCARD and facts.can_replay:
         runs_again = True  # another env has raised, and ended the process
     else:
-        runs_again = request.can_retry and loss.reason is not EndReason.ABORT
+        runs_again = facts.can_retry and loss.reason is not EndReason.ABORT
     if runs_again:
         return EnvFate.REDO
     if on_failure != "raise":
         return if_answered
-    return EnvFate.REPORT if loss.cause is Cause.ERROR and not loss.episode_is_over else EnvFate.FAIL
+    return EnvFate.REPORT if loss.cause is Cause.RAN and not loss.episode_is_over else EnvFate.FAIL

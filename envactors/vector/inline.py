@@ -28,7 +28,7 @@ from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
-from envactors.vector.inline_results import LastResults
+from envactors.vector.inline_results import InlineLastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
 from envactors.vector.selection import Selection
@@ -40,7 +40,7 @@ from envactors.worker.host import Fields, HostedEnv
 _NO_ARGS = (None, None)
 
 
-class _RunningRequests(InlineRequest):
+class _RequestBatch(InlineRequest):
     """Steps or resets of some envs, which run one after another.
 
     Args:
@@ -64,7 +64,7 @@ class _RunningRequests(InlineRequest):
     def fail(self, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False) -> None:
         """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
         engine, index = self._engine, self.index
-        engine._resets_and_failures[index] += 1
+        engine._requests_beside_steps[index] += cause is not Cause.NOT_BEGUN
         activity = Activity("reset" if in_reset else "step", index)
         incarnation = engine._actor_by_env[index].process.incarnation
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
@@ -116,16 +116,15 @@ class InlineEngine(Engine):
         self.actors: list[InlineActor] = [cast("InlineActor", handle._actor) for handle in actors]
         actor_by_env = [actor for actor in self.actors for _ in actor.indices]
         count = len(actor_by_env)
-        super().__init__(described, Episodes(count, settings.autoreset, settings.on_failure), actor_by_env)
-        if settings.seed_episodes:
-            self.episodes.seed_episodes()
+        all_envs = Selection([*range(count)], slice(None), is_all=True)
+        super().__init__(described, Episodes(count, settings), all_envs, actor_by_env)
         self.envs_per_process: list[int] = [count]
-        self._last = LastResults(described, count, keeps_infos=self.on_failure != "raise")
+        self._last = InlineLastResults(described, count, keeps_infos=self.on_failure != "raise")
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
-        self._running_requests: list[_RunningRequests] = []
+        self._running_requests: list[_RequestBatch] = []
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, as before a reset.
         self._envs_without_result: set[int] = set()
         self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
@@ -134,7 +133,8 @@ class InlineEngine(Engine):
         # is missing has a stand-in.
         self._counters: list[Any] = []
         self._closed: set[int] = set()  # the envs of closed actors
-        self._resets_and_failures = [0] * count  # how many resets, and how many steps that failed, each env has run
+        # How many requests each env has run that `Episodes.steps` does not count: resets, and all that have failed.
+        self._requests_beside_steps = [0] * count
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
         self._times = {actor: StepTimes(len(actor.indices)) for actor in self.actors}
@@ -169,7 +169,7 @@ class InlineEngine(Engine):
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
         mine = slice_of(actor.indices)
-        return sum(self.episodes.steps[mine]) + sum(self._resets_and_failures[mine])
+        return sum(self.episodes.steps[mine]) + sum(self._requests_beside_steps[mine])
 
     # Statistics ------------------------------------------------------------------------------------------
 
@@ -247,24 +247,24 @@ class InlineEngine(Engine):
             split = split.copy()
         elif type(split) is list:
             split = self._convert_each(copy_value, envs, split, "step")
-        running = _RunningRequests(self, envs.ids, {})
+        running = _RequestBatch(self, envs.ids, {})
         with self._lock, self._stack.enter(running):
             self._begin(running)
             self._run_steps(running, split)
             self._complete(running, futures)
 
-    def _run_steps(self, running: _RunningRequests, actions: Iterable[Any]) -> None:
+    def _run_steps(self, running: _RequestBatch, actions: Iterable[Any]) -> None:
         """Run a step of each env, or the reset that takes its place; keep the results and failures."""
         # Local variables make the loop faster.
         episodes, infos, hosted, take = self.episodes, self._pending_infos, self._hosted_envs, self._last.take
         resets_within_step, record_bare_step = episodes.autoreset.resets_within_step, episodes.record_bare_step
-        resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
+        awaits_autoreset, seeds, flags = episodes.awaits_autoreset, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
-            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_notices_loss(index):
+            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_would_report_loss(index):
                 running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
                 continue
-            if resets_next[index]:
+            if awaits_autoreset[index]:
                 self._run_reset(running, index)
                 continue
             if resets_within_step:
@@ -276,7 +276,7 @@ class InlineEngine(Engine):
                 ends = bool(terminated or truncated)
                 infos[index] = take(index, fields, ends and resets_within_step)
             except Exception as error:
-                running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
+                running.fail(Cause.RAN, error, in_reset=self._is_within_reset(index), ended=ends)
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
             if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
@@ -292,7 +292,7 @@ class InlineEngine(Engine):
         self._check_open(envs, "reset")
         self.check_idle(envs)
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
-        running = _RunningRequests(self, envs.ids, reset_args)
+        running = _RequestBatch(self, envs.ids, reset_args)
         with self._lock, self._stack.enter(running):
             self._begin(running)
             for index in envs.ids:
@@ -334,9 +334,9 @@ class InlineEngine(Engine):
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
     def _running_ids(self) -> set[int]:
-        """Return the envs of the requests that run, under the lock; those deliver their own results.
+        """Return the envs of `_running_requests`. The caller holds the lock, so no other thread runs any of them.
 
-        They run the calling code of an env; without such code, an interrupt has ended them.
+        Either the code of one of these envs makes the call, or an interrupt has ended the requests.
         """
         return {index for running in self._running_requests for index in running.ids}
 
@@ -349,10 +349,10 @@ class InlineEngine(Engine):
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
             if self._is_within_reset(interrupted.index):
-                self.episodes.end_without_result(interrupted.index, resets_next=True)
+                self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_requests.clear()
 
-    def _begin(self, running: _RunningRequests) -> None:
+    def _begin(self, running: _RequestBatch) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
         if not running.is_nested:
             self._settle_interrupted()
@@ -363,7 +363,7 @@ class InlineEngine(Engine):
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
         return self.episodes.autoreset.resets_within_step and bool(self._counters[index][METHOD] == METHOD_RESET)
 
-    def _run_reset(self, running: _RunningRequests, index: int, *, keeps_seed: bool = True) -> bool:
+    def _run_reset(self, running: _RequestBatch, index: int, *, keeps_seed: bool = True) -> bool:
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded.
 
         Args:
@@ -382,10 +382,10 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
-            running.fail(Cause.ERROR, error, in_reset=True)
+            running.fail(Cause.RAN, error, in_reset=True)
             return False
         self._last.change_process(index, incarnation)
-        self._resets_and_failures[index] += 1
+        self._requests_beside_steps[index] += 1
         episodes.record(index, ends=False, is_reset=True)
         return True
 
@@ -397,7 +397,7 @@ class InlineEngine(Engine):
             return actor.unusable_error(activity)
         return actor.errors.unblamed(activity, actor.last_exit_error)
 
-    def _complete(self, running: _RunningRequests, futures: Futures) -> None:
+    def _complete(self, running: _RequestBatch, futures: Futures) -> None:
         """Handle the failures, once all envs have run, and resolve the futures.
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
@@ -413,10 +413,15 @@ class InlineEngine(Engine):
             future.set_outcome(ReadyOutcome(step, error))
         self._running_requests.remove(running)
 
-    def _recover(self, running: _RunningRequests, loss: RequestLoss, attempts: int) -> None:
-        """Replace the envs of an actor after a failure if necessary; keep the outcome of the request.
+    def _recover(self, running: _RequestBatch, loss: RequestLoss, attempts: int) -> None:
+        """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
 
-        If a reset answers the request, and fails, its failure is the new loss of the env.
+        1. Complete the loss: may the env be reset once more?
+        2. Decide. `Episodes` applies the decision to the episode and the seeds.
+        3. Replace the envs of the actor, unless another failure has done so. The actor is in its next incarnation then,
+           in which all that follows takes place.
+        4. Keep the outcome: the error, or the last result, truncated, or a reset. A reset overwrites the last result,
+           so that is read before. If the reset fails, its failure is the new loss of the env.
         """
         running.index = index = loss.activity.env
         actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
@@ -424,7 +429,7 @@ class InlineEngine(Engine):
         assert error is not None, "the request has failed"
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", notices_loss=True)
+        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", would_report_loss=True)
         # In-process, the restart policy limits only how often a reset is repeated.
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
         decision = self.episodes.decide_loss(index, loss, facts)
@@ -455,9 +460,8 @@ class InlineEngine(Engine):
         try:
             infos = [pending[index] for index in ids]
         except KeyError:
-            raise NothingPendingError(
-                f"{caller} has nothing to wait for, or the results were taken meanwhile"
-            ) from None
+            text = f"{caller} has nothing to wait for, or the results were taken meanwhile"
+            raise NothingPendingError(text) from None
         try:
             if not failures and not self.batcher.infers_spec:
                 return self._last.read_batch(envs, infos)
@@ -474,9 +478,9 @@ class InlineEngine(Engine):
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
         ready = self.receivable()
-        failed = [index for index in ready if index in self._pending_errors]  # the last ones
-        ids = ready[: len(ready) - len(failed)][:max_envs] + failed
-        return self.wait_for_results(self.select(ids), None, deadline, "recv")
+        failed = [index for index in ready if index in self._pending_errors]
+        succeeded = [index for index in ready if index not in self._pending_errors]
+        return self.wait_for_results(self.select(succeeded[:max_envs] + failed), None, deadline, "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline

@@ -20,7 +20,7 @@ from envactors.vector.results import Batch, EnvStep
 from envactors.vector.selection import Selection
 
 
-class LastResults:
+class InlineLastResults:
     """The last result of each env.
 
     Args:

@@ -44,6 +44,6 @@ class Journals(StepBuffer[Journal]):
         size = _BUFFER_SIZE if save_every is None else 1
         super().__init__(rows.slab, np.frombuffer(rows.ops, np.uint8), journals, size)
 
-    def of(self, index: int) -> Journal:
+    def flushed(self, index: int) -> Journal:
         """Return the journal of an env. This moves the steps that wait, of all envs, into their journals."""
         return self.flush()[index]

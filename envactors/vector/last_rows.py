@@ -17,7 +17,8 @@ from envactors.vector.rows import Rows
 from envactors.vector.selection import Selection
 
 # A bit of `LastRows.ops` that no operation has: the last result is the answer to a failed step. It has the observation
-# in the buffer, reward 0, and is truncated. The reward and the flags in the buffer are those of the result before.
+# in the buffer, reward 0, and is truncated. The reward and the flags in the buffer are those of the result before. See
+# `envactors.vector.rows.NOT_POSTED`, which is the same bit in another array.
 TRUNCATED: Final = 128
 
 
@@ -66,7 +67,7 @@ class LastRows:
         op = self._rows.ops[index]
         was_reset = self._resets_within_step and not op & NO_AUTORESET and self._slab.ends_episode(index, op)
         self.ops[index] = op | RESET if was_reset else op
-        self.incarnations[index] = self._rows.posted_in[index]
+        self.incarnations[index] = self._rows.posted_incarnations[index]
         self._keep_content(index, self._rows.content(index))
 
     def take_rows(self, envs: Selection, terminated: Any, truncated: Any, *, have_contents: bool) -> None:
@@ -80,11 +81,11 @@ class LastRows:
         """
         if envs.is_all:  # as plain memory, which takes a quarter of the time of arrays
             self.ops[:] = self._rows.ops
-            self.incarnations[:] = self._rows.posted_in
+            self.incarnations[:] = self._rows.posted_incarnations
         else:
             for index in envs.ids:
                 self.ops[index] = self._rows.ops[index]
-                self.incarnations[index] = self._rows.posted_in[index]
+                self.incarnations[index] = self._rows.posted_incarnations[index]
         if self._resets_within_step and (True in terminated.tobytes() or True in truncated.tobytes()):
             self._op_array[envs.array_index] |= (terminated | truncated) * np.uint8(RESET)
         if self._keeps_contents and (have_contents or any(self.contents)):

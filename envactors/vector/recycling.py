@@ -20,12 +20,12 @@ class Recycler:
 
     Attributes:
         envs: The envs of the actor.
-        may_be_due: Whether the process may ever have to be replaced.
+        can_recycle: Whether the process may ever have to be replaced.
     """
 
     def __init__(self, actor: Actor, policy: RecyclePolicy | None) -> None:
         self.envs: range = actor.config.indices
-        self.may_be_due: bool = policy is not None or actor.config.backend.traits.is_remote
+        self.can_recycle: bool = policy is not None or actor.config.backend.traits.is_remote
         self._actor = actor
         self._policy = policy
         # How many steps the env had taken when the current process started.

@@ -33,7 +33,7 @@ class RowResult(NamedTuple):
 
 
 class ResetAnswer(NamedTuple):
-    """The answer to a request that a reset in the next process completes: the part that is known before the reset.
+    """The known part of the answer to a request whose env the next process resets. The reset completes the answer.
 
     The observation of the answer is always that of the reset. The rest depends on the request:
 
@@ -88,6 +88,6 @@ class EnvRequest:
     partial_answer: ResetAnswer | None = None
 
     @property
-    def resets(self) -> bool:
+    def runs_reset(self) -> bool:
         """Whether the worker runs a reset for it. That of a step by autoreset does not count."""
         return self.method == "reset" or self.partial_answer is not None

@@ -1,4 +1,4 @@
-"""The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `PostedRows`.
+"""The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `RowsJob`.
 
 Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The group of envs
 that they belong to takes the results, and handles requests without one; jobs call it through `GroupOfEnvs`.
@@ -31,11 +31,11 @@ class GroupOfEnvs(Protocol):
     """The envs of one actor, as its jobs of rows use them: an `EnvGroup`.
 
     Attributes:
-        posted_rows: The running job of the actor while rows are posted.
+        rows_job: The running job of the actor while rows are posted.
         queued_in: The job in which each env was queued last.
     """
 
-    posted_rows: PostedRows
+    rows_job: RowsJob
     queued_in: dict[int, QueuedRows]
 
     def collect_completed(self) -> None:
@@ -60,7 +60,7 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
     """
     payloads = table.write_requests(envs, call_id, streams)
     now = time.monotonic()
-    begun = [(group.posted_rows.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
+    begun = [(group.rows_job.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
     for page, ids in begun:
         page.post_step(call_id, wait, streams, ids)
@@ -109,26 +109,26 @@ class QueuedRows(Job):
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
-        return running is self._group.posted_rows
+        return running is self._group.rows_job
 
     def start(self) -> Job | None:
-        """Post the envs that still wait; return the posted rows, None if there are none."""
-        posted_rows = self._group.posted_rows
+        """Post the envs that still wait; return the job of posted rows, or None if no row is posted."""
+        rows_job = self._group.rows_job
         if ids := self.ids:
-            envs = Selection(ids=ids, array_index=ids, by_group=[(self._group, ids)], actors=[posted_rows.actor])
+            envs = Selection(ids=ids, array_index=ids, by_group=[(self._group, ids)], actors=[rows_job.actor])
             post_rows(self._table, envs, self.call_id, NO_SPIN, streams=True)
             self._table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-        return posted_rows if posted_rows.has_posted else None
+        return rows_job if rows_job.has_posted else None
 
     def activity(self) -> None:
-        """Return None: this job is never the running one."""
+        """Return None: the worker runs nothing of it. It is the running job only until `start` returns the next one."""
 
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
         self._group.fail_queued(self.ids, error_of)
 
 
-class PostedRows(Job):
+class RowsJob(Job):
     """The running job of an actor from the post of its rows until `JobQueue` finds that no env is `POSTED`.
 
     An actor has one such job, which runs again and again. Nobody tells the queue that results were delivered. It asks
@@ -225,12 +225,11 @@ class PostedRows(Job):
 
     def progress(self) -> RowProgress:
         """Read how far the worker has come."""
-        table, worker = self._table, self.actor.process.worker
-        running = None
-        if worker is None:
+        table, page, running = self._table, self.actor.page, None
+        if page is None:
             return RowProgress(unfinished=[], running=None, since=0.0)
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.rows.is_complete(index)]
-        progress = worker.page.progress()
+        progress = page.progress()
         index = self._indices.start + progress.position
         # Env code may have overwritten the position. The worker may also have completed that step, but too late: then
         # it is among the unfinished ones, and does not run.

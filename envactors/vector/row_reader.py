@@ -48,8 +48,8 @@ class RowReader:
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
         self._buffer_size = np.array([self._layout.envs])
-        # Rewards, flags, and the leaves of observations, None for objects: in each buffer, and in both, one after the
-        # other. One index into these takes a tenth of the time of two into the arrays of the slab.
+        # The columns of each buffer; and those of both, as one array each, whose second half is the second buffer. One
+        # index into such an array takes a tenth of the time of two into one of the slab. Objects have None for that.
         slab, n = self._slab, self._layout.envs
         columns: list[Any] = [slab.rewards, slab.terminated, slab.truncated, *slab.observations]
         self._buffers: list[list[Any]] = [[each if each is None else each[i] for each in columns] for i in (0, 1)]
@@ -76,17 +76,19 @@ class RowReader:
             contents: The content of each row; None if all are empty.
         """
         rows, at = self._rows, envs.array_index
-        buffers, posted_in = rows.ops.translate(_BUFFER_OF_OP), rows.posted_in_array
+        buffers, posted_incarnations = rows.ops.translate(_BUFFER_OF_OP), rows.posted_incarnation_array
+        # All results are in the same buffer, so this copies its columns, which is faster than to index them.
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
-            ids, incarnations = self._all_ids.copy(), posted_in.copy()
+            ids, incarnations = self._all_ids.copy(), posted_incarnations.copy()
             rewards, terminated, truncated, *leaves = self._buffers[buffers[0]]
             rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
             if self.copies:
                 leaves = [leaf if leaf is None else leaf.copy() for leaf in leaves]
         else:
-            ids, incarnations = self._all_ids[at].copy(), posted_in[at].copy()
+            ids, incarnations = self._all_ids[at].copy(), posted_incarnations[at].copy()
             cells = ids + self._buffer_size * np.frombuffer(buffers, np.bool_)[at]
             rewards, terminated, truncated, *leaves = [each if each is None else each[cells] for each in self._cells]
+        # The parts that have no column are in the contents.
         if self._layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         infos = [{} for _ in envs.ids] if contents is None else [content[0] for content in contents]
@@ -103,26 +105,28 @@ class RowReader:
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
         rows = self._rows
-        return self._copy(index, rows.ops[index], rows.content(index), rows.posted_in[index])
+        return self._copy(index, rows.ops[index], rows.content(index), rows.posted_incarnations[index])
 
-    def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
+    def copy_last(self, index: int, *, with_info: bool = True) -> RowResult | None:
         """Copy the last result of an env; None if there is none.
 
         Args:
             index: The env.
-            has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
+            with_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
         """
         table, last = self._table, self._table.last_rows
         if not table.episodes.has_result(index):
             return None
-        content = last.contents[index] if has_info or last.has_objects else None
+        content = last.contents[index] if with_info or last.has_objects else None
         return self._copy(index, last.ops[index], content, last.incarnations[index])
 
     def _copy(self, index: int, op: int, content: bytes | memoryview | None, incarnation: int) -> RowResult:
         slab, cell = self._slab, (op & BUFFER, index)
         leaves = [None if array is None else array[op & BUFFER, index, ...].copy()[()] for array in slab.observations]
         if op & TRUNCATED:
-            return RowResult(index, leaves, zeros(self._reward_spec), False, True, content, incarnation)
+            zero = zeros(self._reward_spec)
+            zero = float(zero) if isinstance(zero, np.generic) else zero
+            return RowResult(index, leaves, zero, False, True, content, incarnation)
         reward: Any = None
         if self._layout.reward is not None:
             reward = slab.rewards[cell]
@@ -140,10 +144,12 @@ class RowReader:
         content = bytes(encode(step.info, objects)) if step.info or objects else None
         return RowResult(index, leaves, step.reward, step.terminated, step.truncated, content, step.incarnation)
 
-    def read_later(
+    def lazy_outcome(
         self, actor: Actor, index: int, read: Callable[[], EnvStep], is_valid: Callable[[], bool] = lambda: True
     ) -> Outcome:
-        """Return an outcome that unpickles the result of an env when somebody reads it, which runs code of users.
+        """Return an outcome that unpickles the result of an env when it is read, in the reading thread.
+
+        That runs code of users. An exception of it becomes an error of the actor.
 
         Args:
             actor: The actor of the env.
@@ -151,7 +157,7 @@ class RowReader:
             read: Unpickles the result.
             is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
         """
-        incarnation, pid, activity = self._rows.posted_in[index], actor.pid, self._table.activity(index)
+        incarnation, pid, activity = self._rows.posted_incarnations[index], actor.pid, self._table.activity(index)
 
         def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
             step, error = try_to_read(read, is_valid)

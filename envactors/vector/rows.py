@@ -1,7 +1,7 @@
 """The rows of a vector, as the parent knows them: the last post of each one, and the result that has come back.
 
 A row is *written* once the worker has put back the call id of the request. It is *complete* once the parts of the
-result that do not fit into it have come, too, unless the env has missed its deadline.
+result that do not fit into it have come, too. A row that has missed its deadline never becomes complete.
 
 Nothing here knows why a row was posted, or whether the user has got the result: `envactors.vector.table` has the
 requests, and the status of each env. The memory itself is `envactors.mailbox.slab`.
@@ -19,13 +19,16 @@ from envactors.mailbox.slab import NO_AUTORESET, Slab, slice_of
 from envactors.vector.selection import Selection
 
 # In `Rows.ops`, instead of an operation: the env has a new request, which is not posted yet. No operation has this bit.
+# `LastRows.ops` uses the same bit as `TRUNCATED`. Neither gets into the other array: `LastRows` takes only operations
+# of rows that were posted, and the operation of a new request keeps only `BUFFER` of the last result.
 NOT_POSTED: Final = 128
 
 
 class Rows:
     """The record of all rows. `EnvTable` changes it, under the lock of the vector.
 
-    Where an attribute has two forms, the array is faster for all envs, and its memory as plain integers for one.
+    Some attributes have two forms of the same memory: an array, which is faster for all envs, and a `memoryview` of
+    plain integers, which is faster for one.
 
     Args:
         slab: The memory of the rows.
@@ -36,13 +39,13 @@ class Rows:
 
         The last post of each env:
 
-        ops: The operation, in the bits of `envactors.mailbox.slab`; `NOT_POSTED` while a new request waits for its
-            post, or after it was canceled.
+        ops: The operation, in the bits of `envactors.mailbox.slab`; `NOT_POSTED` if the last request was not posted:
+            it waits, or was canceled.
         seeds: The seed, if the bits of the operation say that it has one.
         call_ids: The call id of the post, or of a later rollout. Workers cannot overwrite it.
-        posted_in, posted_in_array: The process that the env was posted to, int64.
-        streams: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. A queued request counts
-            as one that does, since it is posted so.
+        posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
+        streamed: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. All queued requests do,
+            so this is set before their post.
 
         The results that have come back:
 
@@ -62,17 +65,17 @@ class Rows:
         self.infos = infos
         self.ops: bytearray = bytearray(count)
         self.seeds: list[int | None] = [None] * count
-        self.streams: bytearray = bytearray(count)
-        self.posted_in_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.streamed: bytearray = bytearray(count)
+        self.posted_incarnation_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._call_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
-        self.posted_in: memoryview[int] = self.posted_in_array.data
+        self.posted_incarnations: memoryview[int] = self.posted_incarnation_array.data
         self.call_ids: memoryview[int] = self._call_id_array.data
         self.incarnations: memoryview[int] = self._incarnation_array.data
         self.completed: memoryview[int] = slab.completed.data
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self._slab_ops: memoryview[int] = slab.ops.data
-        # The values of ``streams`` if they are equal for all envs.
+        # The values of ``streamed`` if they are equal for all envs.
         self._all_stream = [bytes([streams]) * count for streams in (False, True)]
 
     # Facts -----------------------------------------------------------------------------------------------
@@ -100,7 +103,7 @@ class Rows:
     # Changes ---------------------------------------------------------------------------------------------
 
     def post(self, envs: Selection, ops: bytearray, call_id: int, *, streams: bool) -> None:
-        """Write the operations of requests whose actions are in the rows, and at last their call id.
+        """Write the operations of requests whose actions are in the rows, and their call id after all else.
 
         A worker that is running other rows may run these as soon as they have the call id.
         """
@@ -109,15 +112,15 @@ class Rows:
                 self.overflow.pop(index, None)
         if envs.is_all:
             self.ops[:] = self._slab_ops[:] = ops
-            self.posted_in[:] = self.incarnations
-            self.streams[:] = self._all_stream[streams]
+            self.posted_incarnations[:] = self.incarnations
+            self.streamed[:] = self._all_stream[streams]
             self._call_id_array.fill(call_id)
             self.slab.posted.fill(call_id)
             return
         for index in envs.ids:
             self.ops[index] = self._slab_ops[index] = ops[index]
-            self.posted_in[index] = self.incarnations[index]
-            self.streams[index] = streams
+            self.posted_incarnations[index] = self.incarnations[index]
+            self.streamed[index] = streams
             self.call_ids[index] = self.slab.posted[index] = call_id
 
     def begin_process(self, envs: range, incarnation: int) -> None:
@@ -133,5 +136,5 @@ class Rows:
     def begin_rollout(self, envs: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
         mine = slice_of(envs)
-        self.posted_in_array[mine] = self._incarnation_array[mine]
+        self.posted_incarnation_array[mine] = self._incarnation_array[mine]
         self._call_id_array[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id

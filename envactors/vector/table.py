@@ -10,28 +10,32 @@ env, returns to `QUEUED`. That a row is complete changes no status: the vector d
 
 Each method changes the following. A blank means that it leaves the column as it is.
 
-    method          status                    request  outcome  row              last result   episode
-    set_requests                              set
-    queue           IDLE, POSTED to QUEUED                      NOT_POSTED (1)
-    write_requests  IDLE, QUEUED to POSTED                      posted
-    add_overflow                                                overflow
-    miss_deadline                                               overdue
-    end_process     POSTED to QUEUED                            not to be run                  lost
-    accept_row                                                                                 advances
-    record_outcome  QUEUED, POSTED to DONE             set
-                    or FAILED (2)
-    deliver_rows    POSTED to IDLE                                               the row       advances
-    set_idle        any to IDLE               removed  removed                   the row (3)
-    withdraw        QUEUED to IDLE            removed
-    restore                                                                                    continues
-    lose_episode                                                                               ends
-    clear           any to IDLE               removed  removed                                 ends
+    method           status                     request  outcome  row                last result  episode, journal
+    set_requests                                set
+    begin_seeds                                                                                   root seed
+    mark_queued      IDLE, QUEUED, POSTED,                        NOT_POSTED (1),
+                     DONE (2) to QUEUED                           streamed
+    write_requests   IDLE, QUEUED to POSTED                       posted                          root seed (3)
+    add_overflow                                                  overflow
+    miss_deadline                                                 overdue
+    begin_process                                                 incarnation
+    end_process      POSTED to QUEUED                             not to be run                   lost
+    accept_row                                                                                    advances
+    record_outcome   QUEUED, POSTED, DONE (2)            set
+                     to DONE, or FAILED (4)
+    deliver_rows     POSTED to IDLE                                                  the row      advances
+    set_idle         any to IDLE                removed  removed                     the row (5)
+    withdraw         QUEUED to IDLE             removed                                           forgets a crash
+    record_rollouts
+    restore                                                                                       continues
+    lose_episode                                                                                  ends
+    clear            any to IDLE                removed  removed  not overdue                     ends
 
     (1) If the request is new; the retry of a request keeps the operation that was posted.
-    (2) If the request has a future, that gets the outcome, and the env is IDLE at once.
-    (3) If the env is DONE, and its result is only in the row.
-
-`queue` and `record_outcome` also take a `DONE` env whose result cannot be unpickled.
+    (2) If its result, which is only in the row, turns out to be unreadable.
+    (3) For resets with a seed of the user, which `begin_seeds` records.
+    (4) If the request has a future, that gets the outcome, and the env is IDLE at once.
+    (5) If the env is DONE, and its result is only in the row.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.future import Outcome
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, WHEN
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, STREAMED
 from envactors.options import Deadlines
 from envactors.replay import PostedRequest
 from envactors.vector.episodes import EPISODE_LOST, Episodes
@@ -68,7 +72,7 @@ _LARGEST_SEED: Final = (1 << 64) - 1
 
 # Tables for `bytes.translate`: from the operation of a last result to a step that writes to the other buffer, without
 # and with streaming.
-_STEPS: Final = [bytes((op & BUFFER) ^ BUFFER | when for op in range(256)) for when in (0, WHEN)]
+_NEXT_STEP_OP: Final = [bytes((op & BUFFER) ^ BUFFER | when for op in range(256)) for when in (0, STREAMED)]
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
@@ -127,7 +131,7 @@ class EnvTable:
         self.outcomes: dict[int, Outcome] = {}
         self.outcome_at: dict[int, float] = {}
         self.version: int = 0
-        self.waiters: ResultWaiters = ResultWaiters(rows.slab, rows.streams)
+        self.waiters: ResultWaiters = ResultWaiters(rows.slab, rows.streamed)
         self.rollouts_in_flight: int = 0
         self._deadlines = deadlines
         # For each status, the value of ``status`` if all envs have it.
@@ -187,20 +191,20 @@ class EnvTable:
         resets_within_step = self.attach.resets_within_step and not op & NO_AUTORESET
         return PostedRequest(op, seed, payload, resets_within_step, self.slab.actions)
 
-    def notices_loss(self, index: int) -> bool:
+    def would_report_loss(self, index: int) -> bool:
         """Return whether the request of an env would report the loss of its episode; see `envactors.vector.fates`.
 
         An env without a request, as in a rollout, counts as one with a bare step.
         """
-        return not self.request(index).resets and self.episodes.step_notices_loss(index)
+        return not self.request(index).runs_reset and self.episodes.step_would_report_loss(index)
 
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
-        return self.episodes.state(index) == EPISODE_LOST and not self.journals.of(index).can_replay
+        return self.episodes.state(index) == EPISODE_LOST and not self.journals.flushed(index).can_replay
 
     def needs_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
-        return self.is_lost_for_good(index) and self.notices_loss(index)
+        return self.is_lost_for_good(index) and self.would_report_loss(index)
 
     # Requests --------------------------------------------------------------------------------------------
 
@@ -213,14 +217,14 @@ class EnvTable:
         if (seed := self.request(index).seed) is not None:
             self.episodes.set_root_seed(index, seed)
 
-    def queue(self, ids: list[int], *, is_new: bool = False) -> None:
+    def mark_queued(self, ids: list[int], *, is_new: bool = False) -> None:
         """Mark envs as queued. Their actor posts them later, for the first time if their requests are new."""
         self.version += 1
         for index in ids:
             if is_new:
                 self.rows.ops[index] = NOT_POSTED
             self.status[index] = QUEUED
-            self.rows.streams[index] = True
+            self.rows.streamed[index] = True
 
     def write_requests(self, envs: Selection, call_id: int, streams: bool) -> dict[int, bytes]:
         """Write the requests of envs into their rows. The caller has written the actions.
@@ -234,11 +238,11 @@ class EnvTable:
             The payloads that do not fit into rows, by env.
         """
         payloads: dict[int, bytes] = {}
-        flags, requests, resets_next = self.episodes.flags, self.requests, self.episodes.resets_next
-        ops = self.last_rows.ops.translate(_STEPS[streams])
-        if 1 in resets_next:
+        flags, requests, awaits_autoreset = self.episodes.flags, self.requests, self.episodes.awaits_autoreset
+        ops = self.last_rows.ops.translate(_NEXT_STEP_OP[streams])
+        if 1 in awaits_autoreset:
             for index in envs.ids:
-                ops[index] |= resets_next[index] * RESET
+                ops[index] |= awaits_autoreset[index] * RESET
         if requests or flags != self.episodes.no_flags:
             for index in envs.ids:
                 if flags[index] or index in requests:
@@ -256,33 +260,54 @@ class EnvTable:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
 
+    # How `_encode` writes a request. Besides these bits, an operation has `BUFFER` if it writes to the second buffer,
+    # `STREAMED` if it streams, and `RING` if it has a future.
+    #
+    #     request                                bits                      seed                        payload
+    #     a step                                 SEED (1)                  the next episode's (2)      the action (3)
+    #     a step of an env that is retiring (2)  SEED (1), NO_AUTORESET    the next episode's          the action (3)
+    #     a step that is a reset by autoreset    RESET, SEED (1)           `Episodes.seed_of_reset`    (1)
+    #     a reset for the user                   RESET, SEED (1)           the user's, or as above     the options, (1)
+    #
+    # (1) If there is a seed. One that is too large for the row has no bit, and is in the payload of a reset.
+    # (2) For a reset within the step. Under the other rules of autoreset, the worker does not use the seed.
+    # (3) If it has no place in the row. `PAYLOAD` says that there is a payload.
+
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Encode a request other than a bare step; it cannot be canceled any more. Return the operation and payload."""
-        request, episodes, rows = self.request(index), self.episodes, self.rows
-        if request.resets:
+        request = self.request(index)
+        if request.runs_reset:
             op |= RESET
+        elif not op & RESET and self.attach.resets_within_step and self.episodes.is_retiring(index):
+            op |= NO_AUTORESET  # the next process does the reset
         if request.future is not None:
             op |= RING
             request.future.set_running()
-        payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
-        if not op & RESET:
-            seed = episodes.next_seeds[index]  # for a reset within the step
-            if self.attach.resets_within_step and episodes.is_retiring(index):
-                op |= NO_AUTORESET  # the next process does the reset
-        elif request.seed is not None:
-            seed = request.seed
-            self.begin_seeds(index)
-        else:
-            seed = episodes.seed_of_reset(index, rows.incarnations[index])
-        rows.seeds[index] = seed
-        large_seed = seed if seed is not None and seed > _LARGEST_SEED else None
-        if seed is not None and large_seed is None:
+        seed = self.rows.seeds[index] = self._seed_for(index, op)
+        if seed is not None and seed <= _LARGEST_SEED:
             self.slab.seeds[index] = seed
             op |= SEED
-        if op & RESET and (payload is not None or large_seed is not None):
-            options = None if payload is None else Pickled(payload)
-            payload = bytes(dumps((large_seed, options)))
+        payload = self._payload_for(index, op)
         return (op, None) if payload is None else (op | PAYLOAD, payload)
+
+    def _seed_for(self, index: int, op: int) -> int | None:
+        """Return the seed of an env's reset, or of the reset within its step. A seed of the user begins its seeds."""
+        if not op & RESET:
+            return self.episodes.next_seeds[index]
+        self.begin_seeds(index)
+        if (seed := self.request(index).seed) is not None:
+            return seed
+        return self.episodes.seed_of_reset(index, self.rows.incarnations[index])
+
+    def _payload_for(self, index: int, op: int) -> bytes | None:
+        """Return the part of an env's request that its row has no place for, pickled; None if there is none."""
+        request, large_seed = self.request(index), None if op & SEED else self.rows.seeds[index]
+        if not op & RESET:
+            return request.payload
+        options = request.payload if request.method == "reset" else None  # an autoreset does not need the action
+        if options is None and large_seed is None:
+            return None
+        return bytes(dumps((large_seed, None if options is None else Pickled(options))))
 
     # Results ---------------------------------------------------------------------------------------------
 
@@ -295,7 +320,7 @@ class EnvTable:
         """Record the result in a complete row in the episode and the journal of its env."""
         slab, op = self.slab, self.rows.ops[index]
         if self.journals.is_recorded:
-            self.journals.of(index).record_row(slab, index, self.posted_request(index))
+            self.journals.flushed(index).record_row(slab, index, self.posted_request(index))
         if self.rows.lacks_autoreset(index):
             self.episodes.record_end_without_reset(index)
         else:
@@ -340,8 +365,8 @@ class EnvTable:
 
         1. A result that is only in its row becomes the last one. This reads the status.
         2. The envs become `IDLE`.
-        3. Their requests are forgotten. A thread without the lock never sees a `POSTED` env, whose row may be complete,
-           lose its request: it would take the env for one with a bare step, whose result it may deliver.
+        3. Their requests are forgotten. So no thread without the lock sees a `POSTED` env whose request is gone: it
+           would take that for a bare step, and deliver its row.
         """
         self.version += 1
         for index in ids if self.outcome_at else ():
@@ -365,7 +390,7 @@ class EnvTable:
     def withdraw(self, index: int) -> None:
         """Make an env idle whose request was canceled in the queue, so that it is not retried."""
         self.set_idle([index])
-        self.journals.of(index).forget_crash()
+        self.journals.flushed(index).forget_crash()
 
     def miss_deadline(self, index: int) -> None:
         """Ignore the result of a posted env until its process has ended."""
@@ -396,12 +421,12 @@ class EnvTable:
         self.version += 1
         self.episodes.restore(index, snapshot)
         if self.journals.is_recorded:
-            self.journals.of(index).begin_with_state(snapshot.checksum, snapshot.state)
+            self.journals.flushed(index).begin_with_state(snapshot.checksum, snapshot.state)
 
     def lose_episode(self, index: int) -> None:
         """Record that an env has to be reset, and that no replay leads to where it is."""
         self.episodes.end_without_result(index)
-        self.journals.of(index).forget()
+        self.journals.flushed(index).forget()
 
     def clear(self, index: int) -> None:
         """Make an env idle after an interrupted change. It needs a reset, which another process will run."""
@@ -409,4 +434,4 @@ class EnvTable:
         self.status[index] = IDLE  # its row may have only a part of a result, which must not become the last one
         self.set_idle([index])
         self.episodes.on_interrupt(index)
-        self.journals.of(index).forget()
+        self.journals.flushed(index).forget()

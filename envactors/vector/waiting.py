@@ -16,11 +16,13 @@ from envactors.system.polling import Doorbell, Poller, remaining
 
 
 class PostedEnvs(Protocol):
-    """The envs of one actor, as threads that wait for their results see them."""
+    """The envs of one actor, as threads that wait for their results see them.
 
-    @property
-    def actor(self) -> Actor:
-        """The actor."""
+    Attributes:
+        actor: The actor.
+    """
+
+    actor: Actor
 
     def count_missing(self) -> int:
         """Return how many outcomes of its envs are missing."""
@@ -42,8 +44,8 @@ class _Sleeper:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
             for group in groups:
-                if (worker := group.actor.process.worker) is not None:
-                    worker.page.to_parent.register(self._poller)
+                if (page := group.actor.page) is not None:
+                    page.to_parent.register(self._poller)
             self._watched = process_changes
 
     def __del__(self) -> None:
@@ -122,9 +124,9 @@ class ResultWaiters:
             sleeper = self._idle.pop()
         except IndexError:
             sleeper = _Sleeper(self._bell)
-        self.sleepers[sleeper] = 0
         last_missing = -1
         try:
+            self.sleepers[sleeper] = 0
             while True:
                 sleeper.watch_workers(self.groups, self._process_changes)
                 missing = self._count_and_publish(sleeper, count_missing, until_failure=until_failure)
@@ -151,6 +153,9 @@ class ResultWaiters:
     def _count_and_publish(self, sleeper: _Sleeper, count_missing: Callable[[], int], *, until_failure: bool) -> int:
         """Return how many outcomes are missing; if some are, tell the workers first at how many rows to ring.
 
+        A number also has them ring for each failure, which rows of a `step` do not do otherwise. So a thread that waits
+        for a failure gives a number even if it wants all rows.
+
         Workers write rows meanwhile, which could make the thread sleep forever in two ways:
 
         - A row is written, or posted, between the counts of written rows and of missing outcomes. Their sum then counts
@@ -166,7 +171,7 @@ class ResultWaiters:
             # If all rows are wanted, the number is right however they change.
             if not missing or wanted == len(self._streams) or written == self._count_written():
                 break
-        # At the end of the rows of a `step`, workers ring anyway; for a failure they have to be told to.
+        # If all rows are wanted, and all are those of a `step`, the rings at their ends are enough.
         if missing and (until_failure or wanted < len(self._streams) or 1 in self._streams):
             self.sleepers[sleeper] = wanted
             self._publish_wanted()
@@ -178,7 +183,7 @@ class ResultWaiters:
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
 
     def _check_no_deadlock(self, missing: int) -> None:
-        """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
+        """Raise if env code of this vector would wait for more outcomes than the other actors have missing."""
         if self.groups[0].actor.config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
         mine = next((group for group in self.groups if group.actor.is_run_by_this_thread), None)
@@ -186,12 +191,12 @@ class ResultWaiters:
             raise mine.actor.errors.called_by_own_env()
 
     def _publish_wanted(self) -> None:
-        """Tell workers at how many written rows to ring; they ring for each failure anyway."""
+        """Tell workers at how many written rows to ring; with a number, they also ring for each failure."""
         while True:
             wanted = min(filter(None, self.sleepers.values()), default=0)
             for group in self.groups:
-                if (worker := group.actor.process.worker) is not None:
-                    worker.page.ring_at(wanted)
+                if (page := group.actor.page) is not None:
+                    page.ring_at(wanted)
             if wanted == min(filter(None, self.sleepers.values()), default=0):
                 return
             self.ring()  # this has overwritten the number of another thread, which may have missed a ring
@@ -203,6 +208,5 @@ class ResultWaiters:
         """
         for group in self.groups:
             actor = group.actor
-            worker = actor.process.worker
-            if worker is not None and group.check_memory(worker.page.counters[FINISHED]):
+            if (page := actor.page) is not None and group.check_memory(page.counters[FINISHED]):
                 actor.runtime.loop.call_soon(functools.partial(actor.run_as_change, actor.check_worker))

@@ -27,7 +27,7 @@ from envactors.mailbox.control_page import (
 from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import content_of, loads, pack_failure
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, WHEN, Slab
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, STREAMED, Slab
 from envactors.mailbox.specs import ArraySpec, flatten, reader
 from envactors.worker import context
 from envactors.worker.host import Fields, HostedEnv, checksum
@@ -206,7 +206,7 @@ class EnvRow:
         counters[METHOD] = METHOD_RESET if op & RESET else METHOD_STEP
         counters[BEGUN] = call_id
         page.is_timing = counters[TIMED] != 0
-        return page.is_timing or bool(op & WHEN) or self.hosted.journal
+        return page.is_timing or bool(op & STREAMED) or self.hosted.journal
 
     def note(self, obs: Any, op: int, call_id: int) -> None:
         """Write what few plain results have beside them: times, and the checksum over the observations."""
@@ -215,7 +215,7 @@ class EnvRow:
             page.spans.add(self.times[SINCE], time.monotonic(), call_id, self.position, METHOD_STEP)
         if hosted.journal:
             hosted.checksum = self._slab.checksums[op & BUFFER, self.index] = checksum(obs, hosted.checksum)
-        if op & WHEN:
+        if op & STREAMED:
             self._slab.when[self.index] = time.monotonic()
 
     def finish(self, op: int, call_id: int, result: Any, error: BaseException | None, forks: int) -> bool:
@@ -269,7 +269,7 @@ class EnvRow:
             overflow = self._infos.put(index, content)
         if overflow is not None:
             self._send_overflow(index, overflow)
-        if op & WHEN:
+        if op & STREAMED:
             self._slab.when[index] = time.monotonic()
         self.completed[index] = call_id
         return failure is not None

@@ -104,7 +104,7 @@ def test_recv_waits_for_a_reset_that_another_thread_has_found_to_run_again(monke
                 if is_first:
                     is_first.clear()
                     found.append(engine.table.has_failed(0))
-                    engine._collect(engine.all)
+                    engine._collect(engine.all_envs)
                 return in_time
 
             patched.setattr(waiters, "wait", wait, raising=False)

@@ -20,7 +20,7 @@ from envactors.integrations.access import VectorAccess
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector import episodes
-from envactors.vector.row_jobs import PostedRows
+from envactors.vector.row_jobs import RowsJob
 
 SLEEP, BOTH_SPIN = "sleep", "spin"
 
@@ -220,7 +220,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
     ) as envs:
         envs.reset(seed=0)
         core, state = envs.actors[0]._actor, envs._engine.table.rows
-        set_timer, activity = core.timers.set_earliest, PostedRows.activity
+        set_timer, activity = core.timers.set_earliest, RowsJob.activity
 
         def end_step():
             (tmp_path / "late").touch()
@@ -235,14 +235,14 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
         def ends_as_it_is_looked_at(*args):
             late = activity(*args)
             if late is not None and time.monotonic() >= late.started_at + 1.0:
-                monkeypatch.setattr(PostedRows, "activity", activity)
+                monkeypatch.setattr(RowsJob, "activity", activity)
                 end_step()
             return late
 
         if moment == "before the kill":
             core.timers.set_earliest = ends_before_the_kill
         else:
-            monkeypatch.setattr(PostedRows, "activity", ends_as_it_is_looked_at)
+            monkeypatch.setattr(RowsJob, "activity", ends_as_it_is_looked_at)
         failures = {}
         if call == "send":
             envs.send([7, 1])

@@ -63,8 +63,8 @@ class Invariants:
         if status == POSTED and table.rows.completed[index] != table.rows.call_ids[index]:
             if actor.process.worker is None:
                 return "there is no process"
-            if table.rows.posted_in[index] != actor.process.incarnation:
-                return f"it was posted to process {table.rows.posted_in[index]}"
+            if table.rows.posted_incarnations[index] != actor.process.incarnation:
+                return f"it was posted to process {table.rows.posted_incarnations[index]}"
         if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.rows.call_ids[index]:
             return "its row has another call id"
         if status == IDLE and (index in table.requests or index in table.rows.overdue):
@@ -79,7 +79,7 @@ class Invariants:
     def _find_in_actor(self, actor: Actor, envs: EnvGroup) -> str:
         """Return what does not hold of an actor; empty if all does."""
         process, running, timers = actor.process, actor.jobs.running, actor.timers._timers
-        others = {running, actor.jobs.renewal} - {None, envs.posted_rows}
+        others = {running, actor.jobs.renewal} - {None, envs.rows_job}
         known = [*actor.jobs.waiting, *others]
         if set(actor.jobs.unfinished) != set(known):
             return f"{list(actor.jobs.unfinished)} are unfinished, and {known} are known"
@@ -95,12 +95,12 @@ class Invariants:
             return ""
         if process.worker is None:
             return "it has no process"
-        if envs.posted_rows.progress().unfinished and running is not envs.posted_rows:
+        if envs.rows_job.progress().unfinished and running is not envs.rows_job:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
             return ""  # that may be `Actor._proceed`
         if actor.jobs.waiting and running is None:
             return "a job waits for nothing"
-        if actor.jobs.waiting and running is envs.posted_rows and not process.worker.watches_rings:
+        if actor.jobs.waiting and running is envs.rows_job and not process.worker.watches_rings:
             return "nobody listens to the end of the rows that a job waits for"
         return ""

@@ -117,7 +117,7 @@ LAUNCHER = "runtime:Launcher."
 WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.env_group:EnvGroup."
 QUEUED_ROWS = "vector.row_jobs:QueuedRows."
-POSTED_ROWS = "vector.row_jobs:PostedRows."
+ROWS_JOB = "vector.row_jobs:RowsJob."
 ENV_REPLAYS = "vector.env_replays:EnvReplays."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 TABLE = "vector.table:EnvTable."
@@ -211,7 +211,7 @@ MUTANTS = [
     Mutant(WAITING + "_count_and_publish", "min(written + missing, len(self._streams))", "len(self._streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
-    Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
+    Mutant(ROWS_JOB + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
     Mutant(ENVS + "recover", "if again:", "if ():", STATES),
     Mutant(TABLE + "end_process", "self.episodes.on_process_lost(index)", "pass", LOSSES),
     Mutant(ROWS + "end_process", "self.overdue.difference_update(envs)", "pass", LATE),
@@ -219,17 +219,17 @@ MUTANTS = [
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "_enqueue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last_rows.take_row(index)", "pass", LAST),
-    Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
+    Mutant(ROWS_JOB + "_find_culprit", "return running", "return rows[-1]", BLAMES),
     Mutant(ENV_REPLAYS + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(QUEUED_ROWS + "fail", "self.ids,", "(),", HANGS),
-    Mutant(POSTED_ROWS + "request_end_ring", "worker.watch_rings(self.on_ring)", "pass", HANGS),
+    Mutant(ROWS_JOB + "request_end_ring", "worker.watch_rings(self.on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.recover(losses)", "pass", HANGS),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(
         ENVS + "on_call",
-        "table.journals.of(index).record_call(kind, bytes(payload), failed=failed)",
+        "table.journals.flushed(index).record_call(kind, bytes(payload), failed=failed)",
         "pass",
         REPLAYS,
     ),
@@ -237,7 +237,9 @@ MUTANTS = [
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(ROWS + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),
-    Mutant(TABLE + "write_requests", "self.last_rows.ops.translate(_STEPS[streams])", "self.last_rows.ops[:]", LAST),
+    Mutant(
+        TABLE + "write_requests", "self.last_rows.ops.translate(_NEXT_STEP_OP[streams])", "self.last_rows.ops[:]", LAST
+    ),
     Mutant(ROWS + "post", "self.overflow.pop(index, None)", "pass", MIXES),
     Mutant(LAST_ROWS + "take_rows", "self.ops[:] = self._rows.ops", "pass", LAST),
     Mutant(LAST_ROWS + "take_row", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
@@ -249,10 +251,10 @@ MUTANTS = [
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
-    Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
+    Mutant(EPISODES + "end_without_result", "(0 if awaits_autoreset else NEEDS_RESET)", "0", LOSSES),
     Mutant(EPISODES + "advance_seed", "self.episode_numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "_choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(FATES + "_choose_fate", "request.can_replay or not request.notices_loss", "True", LOSSES),
+    Mutant(FATES + "_choose_fate", "facts.can_replay or not facts.would_report_loss", "True", LOSSES),
     Mutant(ENV_RECOVERY + "apply_fate", "journal.count_crash()", "pass", "no third time"),
     Mutant(
         ENV_RECOVERY + "apply_fate",

@@ -544,13 +544,13 @@ def check_invariant(engine):
             assert index not in table.outcomes or status in (DONE, FAILED)
             assert status != POSTED or table.slab.posted[index] == table.rows.call_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
-                assert actor.jobs.running is group.posted_rows, "rows that run are the running job"
-                assert table.rows.posted_in[index] == actor.process.incarnation
+                assert actor.jobs.running is group.rows_job, "rows that run are the running job"
+                assert table.rows.posted_incarnations[index] == actor.process.incarnation
         for group in engine.groups:
             actor = group.actor
             known = {*actor.jobs.waiting, actor.jobs.running, actor.jobs.renewal}
             assert set(actor.jobs.unfinished) <= known, "an unfinished job is queued or running"
-            assert {job for job in actor.jobs.waiting if job is not group.posted_rows} <= {*actor.jobs.unfinished}
+            assert {job for job in actor.jobs.waiting if job is not group.rows_job} <= {*actor.jobs.unfinished}
 
 
 def wait_until(condition):

@@ -76,7 +76,7 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-REQUEST = RequestFacts(user_called_reset=False, is_retry=False, ran_reset=False, notices_loss=True)
+REQUEST = RequestFacts(user_called_reset=False, is_retry=False, ran_reset=False, would_report_loss=True)
 LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), may_continue=True)
 
 
@@ -85,16 +85,16 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
     [
         ({}, EnvFate.FAIL),
         ({"may_continue": False, "on_failure": "renew"}, EnvFate.FAIL),
-        ({"cause": Cause.ERROR}, EnvFate.REPORT),
-        ({"cause": Cause.ERROR, "episode_is_over": True}, EnvFate.FAIL),
+        ({"cause": Cause.RAN}, EnvFate.REPORT),
+        ({"cause": Cause.RAN, "episode_is_over": True}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN}, EnvFate.FAIL),
-        ({"cause": Cause.NOT_BEGUN, "notices_loss": False}, EnvFate.REDO),
+        ({"cause": Cause.NOT_BEGUN, "would_report_loss": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "has_result": False}, EnvFate.RESET),
         ({"on_failure": "renew", "user_called_reset": True}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": AUTORESETS["same_step"]}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": AUTORESETS["disabled"]}, EnvFate.TRUNCATE),
-        ({"on_failure": "renew", "cause": Cause.ERROR}, EnvFate.TRUNCATE),
+        ({"on_failure": "renew", "cause": Cause.RAN}, EnvFate.TRUNCATE),
         ({"on_failure": "replay"}, EnvFate.TRUNCATE),
         ({"on_failure": "replay", "can_replay": True, "can_retry": True}, EnvFate.REDO),
         ({"on_failure": "replay", "can_replay": True}, EnvFate.TRUNCATE),

@@ -8,6 +8,7 @@ import pytest
 
 from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan, next_kind
 from envactors.vector.episodes import Episodes
+from envactors.vector.options import VectorSettings
 
 
 @pytest.mark.parametrize("seed_episodes", [False, True])
@@ -15,7 +16,7 @@ from envactors.vector.episodes import Episodes
 def test_a_plan_follows_the_rules_of_episodes(autoreset, seed_episodes):
     """After each step, the worker's plan has the kind and the seed of the next step that `Episodes` has."""
     rng = random.Random(0)
-    episodes = Episodes(1, autoreset, "raise")
+    episodes = Episodes(1, VectorSettings(autoreset=autoreset))
     if seed_episodes:
         episodes.seed_episodes()
     episodes.set_root_seed(0, 5)

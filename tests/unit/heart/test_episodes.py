@@ -18,13 +18,13 @@ from envactors.vector.episodes import (
     SEEDED,
     Episodes,
 )
-from envactors.vector.options import AUTORESETS, Autoreset
+from envactors.vector.options import AUTORESETS, Autoreset, VectorSettings
 from envactors.vector.results import EnvSnapshot, EnvStep
 from envactors.vector.selection import Selection
 
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
-    episodes = Episodes(2, "next_step", "raise")
+    episodes = Episodes(2, VectorSettings())
     assert episodes.flags[0] == NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT
     episodes.record(0, ends=False, is_reset=True)
     assert list(episodes.flags) == [0, NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]
@@ -36,14 +36,14 @@ def test_each_value_of_autoreset_has_its_rules():
 
 
 @pytest.mark.parametrize(
-    ("autoreset", "resets_next", "needs_reset"),
+    ("autoreset", "awaits_autoreset", "needs_reset"),
     [("next_step", True, False), ("same_step", False, False), ("disabled", False, True)],
 )
-def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
-    episodes = Episodes(1, autoreset, "raise")
+def test_the_end_of_an_episode(autoreset, awaits_autoreset, needs_reset):
+    episodes = Episodes(1, VectorSettings(autoreset=autoreset))
     episodes.record(0, ends=False, is_reset=True)
     episodes.record(0, ends=True, is_reset=False)
-    assert list(map(bool, episodes.resets_next)) == [resets_next]
+    assert list(map(bool, episodes.awaits_autoreset)) == [awaits_autoreset]
     assert bool(episodes.flags[0] & NEEDS_RESET) == needs_reset
     assert (episodes.steps.tolist(), episodes.finished) == ([1], [1])
 
@@ -51,7 +51,7 @@ def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("seeded", [False, True])
 def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
-    each, at_once = Episodes(1, autoreset, "raise"), Episodes(1, autoreset, "raise")
+    each, at_once = Episodes(1, VectorSettings(autoreset=autoreset)), Episodes(1, VectorSettings(autoreset=autoreset))
     for episodes in (each, at_once):
         if seeded:
             episodes.flags[0] |= SEEDED
@@ -63,42 +63,42 @@ def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
     at_once.record_sequence(0, bytes(ends), bytes(resets))
     for name in ("flags", "next_seeds", "episode_numbers"):
         assert getattr(each, name) == getattr(at_once, name)
-    for name in ("steps", "finished", "resets_next"):
+    for name in ("steps", "finished", "awaits_autoreset"):
         assert list(getattr(each, name)) == list(getattr(at_once, name))
 
 
 def test_a_batch_counts_as_one_by_one():
-    each, batch = Episodes(3, "next_step", "raise"), Episodes(3, "next_step", "raise")
+    each, batch = Episodes(3, VectorSettings()), Episodes(3, VectorSettings())
     for episodes in (each, batch):
         for index in range(3):
             episodes.record(index, ends=False, is_reset=True)
     for terminated in ([False, True, False], [False, False, True]):
-        was_reset = each.resets_next.copy()
+        was_reset = each.awaits_autoreset.copy()
         for index, ends in enumerate(terminated):
             each.record(index, ends=ends, is_reset=bool(was_reset[index]))
         batch.record_batch(Selection([0, 1, 2], slice(None), is_all=True), np.array(terminated), np.zeros(3, bool))
         assert each.steps.tolist() == batch.steps.tolist()
-        assert each.resets_next == batch.resets_next
+        assert each.awaits_autoreset == batch.awaits_autoreset
 
 
 def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
-    episodes = Episodes(1, "next_step", "raise")
+    episodes = Episodes(1, VectorSettings())
     episodes.record(0, ends=False, is_reset=True)
     episodes.on_process_lost(0)
     assert episodes.flags[0] == EPISODE_LOST | NEW_PROCESS
     episodes.resume(0)
     assert episodes.flags[0] == 0
     episodes.on_process_lost(0)
-    episodes.end_without_result(0, resets_next=True)
+    episodes.end_without_result(0, awaits_autoreset=True)
     assert episodes.flags[0] == NO_EPISODE | NEW_PROCESS
-    assert list(map(bool, episodes.resets_next)) == [True]
+    assert list(map(bool, episodes.awaits_autoreset)) == [True]
     episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET
-    assert list(map(bool, episodes.resets_next)) == [False]
+    assert list(map(bool, episodes.awaits_autoreset)) == [False]
 
 
 def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():
-    episodes = Episodes(1, "next_step", "raise")
+    episodes = Episodes(1, VectorSettings())
     assert episodes.seed_of_reset(0, 1) is None, "the env was never seeded"
     episodes.set_root_seed(0, 5)
     assert episodes.seed_of_reset(0, 0) is None
@@ -108,7 +108,7 @@ def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():
 
 
 def test_seeded_episodes_have_the_seeds_of_the_formula():
-    episodes = Episodes(1, "next_step", "raise")
+    episodes = Episodes(1, VectorSettings())
     episodes.seed_episodes()
     assert episodes.root_seeds[0] is not None
     episodes.set_root_seed(0, 5)
@@ -120,7 +120,7 @@ def test_seeded_episodes_have_the_seeds_of_the_formula():
 
 def test_a_snapshot_without_a_seed_leaves_the_seeds_of_the_env():
     """Each further reset used to get the same seed."""
-    episodes = Episodes(1, "next_step", "raise")
+    episodes = Episodes(1, VectorSettings())
     episodes.seed_episodes()
     episodes.set_root_seed(0, 7)
     episodes.record(0, ends=False, is_reset=True)
@@ -142,7 +142,7 @@ class StepLimit:
 
 
 def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
-    episodes = Episodes(1, "next_step", "raise", [StepLimit(2)])
+    episodes = Episodes(1, VectorSettings(), [StepLimit(2)])
     episodes.record(0, ends=False, is_reset=True)
     episodes.record(0, ends=True, is_reset=False)
     assert not episodes.flags[0] & RETIRING
@@ -155,7 +155,7 @@ def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
 
 def test_recycling_stays_due_after_a_reset_in_the_same_sequence_as_the_end():
     """A rollout cannot replace the process between the two. A reset by the user can, once the rollout has ended."""
-    episodes = Episodes(1, "next_step", "raise", [StepLimit(2)])
+    episodes = Episodes(1, VectorSettings(), [StepLimit(2)])
     episodes.record(0, ends=False, is_reset=True)
     episodes.record_sequence(0, ends=bytes([0, 1, 0, 0]), resets=bytes([0, 0, 1, 0]))
     assert episodes.is_retiring(0)
@@ -164,7 +164,7 @@ def test_recycling_stays_due_after_a_reset_in_the_same_sequence_as_the_end():
 
 
 def test_without_reset_checks_only_a_crash_needs_a_reset():
-    episodes = Episodes(1, "disabled", "raise")
+    episodes = Episodes(1, VectorSettings(autoreset="disabled"))
     episodes.disable_reset_checks()
     episodes.record(0, ends=True, is_reset=False)
     assert not episodes.flags[0] & NEEDS_RESET

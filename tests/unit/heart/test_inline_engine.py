@@ -541,3 +541,19 @@ def test_a_replaced_env_counts_as_a_restart_and_its_error_is_the_last_failure():
         assert "ValueError" in str(stats.last_failure)
         envs.actors[0].renew().result()
         assert envs.actors[0].stats().restarts == 1
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_a_step_that_never_ran_is_counted_as_with_workers(autoreset):
+    """Env 0 raises, which also costs env 1 its episode: the next step of env 1 does not run."""
+    completed = []
+    for backend in ("inline", "thread"):
+        factories = [functools.partial(Env, 3), Env]
+        options = {"envs_per_actor": 2, "on_failure": "renew", "autoreset": autoreset, "restart": ALWAYS}
+        with ea.VectorEnv(factories, backend=backend, **options) as envs:
+            before = envs.stats().actors[0].completed
+            envs.reset(seed=0)
+            for actions in ([3, 1], [1, 1], [1, 1]):
+                envs.step(actions)
+            completed.append(envs.stats().actors[0].completed - before)
+    assert completed[0] == completed[1]

@@ -593,11 +593,11 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker = stage.worker()
     worker.run_row(0)
     worker.begin_row(1)
-    step = stage.engine.groups[0].posted_rows.activity()
+    step = stage.engine.groups[0].rows_job.activity()
     assert (step.method, step.env) == ("step", 1)
     assert step.started_at == worker.page.progress().since
     stage.worker().run_row(1)
-    assert stage.engine.groups[0].posted_rows.activity() is None
+    assert stage.engine.groups[0].rows_job.activity() is None
     worker.end_rows()
     stage.finish()
 
@@ -690,7 +690,7 @@ def test_the_same_step_is_not_tried_a_third_time(stages):
     failure = batch.infos[0]["failure"]
     assert isinstance(failure, ea.ActorDiedError)
     assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True], [[1, 1, 0]])
-    assert not stage.table.journals.of(0).can_replay
+    assert not stage.table.journals.flushed(0).can_replay
 
 
 def test_another_step_after_an_aborted_retry_is_tried_twice_itself(stages):
@@ -758,9 +758,9 @@ def test_a_full_journal_is_not_replayed(stages):
     stage = stages(1, on_failure="replay", max_journal=2)
     for _ in range(3):
         stage.step([1])
-    assert not stage.table.journals.of(0).can_replay
+    assert not stage.table.journals.flushed(0).can_replay
     stage.reset(seed=1)
-    assert stage.table.journals.of(0).can_replay
+    assert stage.table.journals.flushed(0).can_replay
 
 
 def test_calls_and_attributes_are_replayed(stages):
@@ -952,7 +952,7 @@ def test_after_a_reset_in_the_next_process_the_env_is_back_on_the_fast_path(stag
     stage.step([CUT])
     assert stage.envs.actors[0].incarnation == 1
     assert not stage.episodes.flags[0] & NEW_PROCESS
-    assert stage.table.are_on_fast_path(stage.engine.all)
+    assert stage.table.are_on_fast_path(stage.engine.all_envs)
     stage.reset()
     assert stage.env().resets == [(renewed_seed(0, 1), None), (None, None)]
 
@@ -1065,7 +1065,7 @@ def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on
     assert result.info["final_info"] == {}
     assert isinstance(result.info["failure"], ea.ActorDiedError if failure == "a crash" else RowError)
     assert stage.engine.counts() == ([2], [2])
-    assert stage.table.are_on_fast_path(stage.engine.all)
+    assert stage.table.are_on_fast_path(stage.engine.all_envs)
     stage.check()
 
 
@@ -1215,7 +1215,7 @@ def test_a_seeded_autoreset_that_ends_processes_runs_twice_without_a_replay(stag
     stage = stages(1, on_failure="replay", seed_episodes=True, max_journal=2, seed=1)
     for action in (1, 2, 3, END):
         stage.step([action])
-    assert not stage.table.journals.of(0).can_replay
+    assert not stage.table.journals.flushed(0).can_replay
     stage.start([4])
     for _ in range(2):
         begin_when_posted(stage)
@@ -1315,7 +1315,7 @@ def test_a_dropped_result_is_the_last_one(stages):
     stage.envs.send([1, INFO])
     stage.run()
     stage.envs[0].echo(1)  # the results are collected before the call
-    stage.engine.make_idle(stage.engine.all, None, None)
+    stage.engine.make_idle(stage.engine.all_envs, None, None)
     last = stage.envs.last_batch()
     assert last.obs.tolist() == [[1, 1, 0], [1, INFO, 1]]
     assert last.infos == [{}, {"n": 1}]
@@ -1400,3 +1400,13 @@ def test_a_snapshot_of_an_env_without_an_episode_may_come_from_its_next_process(
     assert stage.engine.required_incarnation(0) is None
     assert stage.play(stage.envs.snapshot)[0].resets_next
     assert stage.step([1])[0].tolist() == [[0, -1, renewed_seed(0, 2)]]
+
+
+def test_the_reward_of_a_truncated_answer_has_the_type_of_all_others(stages):
+    stage = stages(1, on_failure="renew")
+    stage.step([1])
+    (future,) = stage.envs.submit([2])
+    stage.crash()
+    stage.run()
+    assert future.result(SOON).truncated
+    assert type(future.result(SOON).reward) is float

@@ -173,7 +173,7 @@ def test_next_step_resets_in_the_step_after_the_end(stages, end):
     stage = stages(2)
     _, _, terminated, truncated, _ = stage.step([end, 1])
     assert (terminated | truncated).tolist() == [True, False]
-    assert list(map(bool, stage.episodes.resets_next)) == [True, False]
+    assert list(map(bool, stage.episodes.awaits_autoreset)) == [True, False]
     obs, rewards, terminated, truncated, _ = stage.step([5, 5])
     assert obs[:, 0].tolist() == [0, 2]
     assert rewards.tolist() == [0.0, 5.0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from fakes import PlainMemory
@@ -11,9 +13,10 @@ from envactors.actor.future import ReadyOutcome
 from envactors.mailbox.info_codec import FAILED as FAILED_INFO
 from envactors.mailbox.info_codec import OVERFLOW
 from envactors.mailbox.pickling import loads
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, WHEN, Layout
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, STREAMED, Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
+from envactors.vector import table as table_module
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
 from envactors.vector.journals import Journals
 from envactors.vector.options import VectorSettings
@@ -36,7 +39,7 @@ def table(request):
     observation = ArraySpec((2,), np.dtype(np.float64))
     action = ArraySpec((), np.dtype(np.int64))
     slab, infos = PlainMemory().create(Layout(observation, action, PLAIN_REWARD, COUNT))
-    episodes = Episodes(COUNT, request.param, "raise")
+    episodes = Episodes(COUNT, VectorSettings(autoreset=request.param))
     rows = Rows(slab, infos)
     table = EnvTable(ChangeLock(), rows, episodes, Journals(rows, [range(COUNT)], VectorSettings()), Deadlines())
     for index in range(COUNT):
@@ -62,7 +65,7 @@ def test_plain_requests_of_all_envs(table):
 def test_requests_of_some_envs(table):
     table.write_requests(some(2, 0), 5, True)
     assert list(table.status) == [POSTED, IDLE, POSTED]
-    assert list(table.rows.streams) == [1, 0, 1]
+    assert list(table.rows.streamed) == [1, 0, 1]
     assert table.slab.posted.tolist() == [5, 0, 5]
 
 
@@ -75,7 +78,7 @@ def test_the_buffers_alternate_with_complete_results(table):
 def test_each_transition_changes_the_version(table):
     seen = [table.version]
     for transition in (
-        lambda: table.queue([0]),
+        lambda: table.mark_queued([0]),
         lambda: table.write_requests(some(0), 5, True),
         lambda: table.record_outcome(0, None),
         lambda: table.set_idle([0]),
@@ -157,9 +160,9 @@ def test_no_env_without_its_request_looks_like_a_finished_bare_step(table, envs)
 
 
 def test_queued_envs_ring_for_each_result(table):
-    table.queue([1])
+    table.mark_queued([1])
     assert table.status[1] == QUEUED
-    assert table.rows.streams[1]
+    assert table.rows.streamed[1]
     assert table.is_pending(1)
 
 
@@ -167,7 +170,7 @@ def test_a_request_that_waits_for_its_first_post_has_no_operation_of_an_earlier_
     table.requests[1] = EnvRequest("reset")
     table.write_requests(some(1), 5, False)
     table.set_idle([1])
-    table.queue([1], is_new=True)
+    table.mark_queued([1], is_new=True)
     assert not table.posted_request(1).is_reset
     assert (table.activity(1).method, table.activity(1).call_id) == ("step", 0)
 
@@ -209,7 +212,7 @@ def post_one(table, request=None, index=1):
 
 def test_a_request_that_streams_wants_the_time_of_its_result(table):
     table.write_requests(some(1), 5, True)
-    assert table.rows.ops[1] == BUFFER | WHEN
+    assert table.rows.ops[1] == BUFFER | STREAMED
 
 
 def test_a_reset_without_a_seed(table):
@@ -242,7 +245,7 @@ def test_an_action_that_does_not_fit_travels_as_a_payload(table):
 
 
 def test_a_step_after_the_end_of_an_episode_resets_and_ignores_the_action(table):
-    table.episodes.resets_next[1] = True
+    table.episodes.awaits_autoreset[1] = True
     assert post_one(table, EnvRequest("step", payload=b"action")) == (BUFFER | RESET, None)
 
 
@@ -272,7 +275,7 @@ def test_plain_envs(table):
 
 
 @pytest.mark.parametrize(
-    ("request_", "resets_next", "expected"),
+    ("request_", "awaits_autoreset", "expected"),
     [
         (None, False, True),
         (None, True, False),
@@ -281,8 +284,18 @@ def test_plain_envs(table):
         (EnvRequest("step", partial_answer=ResetAnswer(None, truncates=True)), False, False),
     ],
 )
-def test_which_requests_need_the_episode(table, request_, resets_next, expected):
+def test_which_requests_need_the_episode(table, request_, awaits_autoreset, expected):
     if request_ is not None:
         table.requests[1] = request_
-    table.episodes.resets_next[1] = resets_next
-    assert table.notices_loss(1) is expected
+    table.episodes.awaits_autoreset[1] = awaits_autoreset
+    assert table.would_report_loss(1) is expected
+
+
+# The documentation ---------------------------------------------------------------------------------------
+
+
+def test_the_table_of_changes_has_each_method_that_changes_something():
+    listed = re.findall(r"^    ([a-z]+_[a-z_]+|withdraw|restore|clear)\b", table_module.__doc__, re.MULTILINE)
+    methods = {name: getattr(EnvTable, name) for name in vars(EnvTable) if not name.startswith("_")}
+    changing = [name for name, method in methods.items() if method.__annotations__["return"] == "None"]
+    assert sorted(listed) == sorted([*changing, "write_requests"])

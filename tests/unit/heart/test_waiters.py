@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -170,7 +171,7 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
 
     def run():
         try:
-            results.append(engine._try_to_deliver(engine.all, "step"))
+            results.append(engine._try_to_deliver(engine.all_envs, "step"))
         except Exception as error:
             results.append(error)
 
@@ -183,7 +184,7 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
         set_idle(*args, **options)
 
     monkeypatch.setattr(table, "set_idle", set_idle_later)
-    assert engine._try_to_deliver(engine.all, "step") is not None
+    assert engine._try_to_deliver(engine.all_envs, "step") is not None
     thread.join(SOON)
     assert isinstance(results[0], ea.NothingPendingError)
     assert table.episodes.steps.tolist() == [count + 1 for count in steps]
@@ -206,3 +207,25 @@ def test_a_thread_that_publishes_late_does_not_hide_what_another_one_wants(stage
     waiters._publish_wanted()
     assert [stage.worker(position).page.counters[RING_AT] for position in range(4)] == [1] * 4
     waiters.sleepers.clear()
+
+
+def test_an_interrupt_before_the_first_count_leaves_no_waiter(stages):
+    """The tracer raises at the line after which the thread counts as one that sleeps."""
+    waiters = stages(1).table.waiters
+
+    def trace(frame, event, _):
+        if frame.f_code is not type(waiters).wait.__code__:
+            return None
+        if event == "line" and waiters.sleepers:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            waiters.wait(lambda: 1, None)
+    finally:
+        sys.settrace(before)
+    assert not waiters.sleepers
