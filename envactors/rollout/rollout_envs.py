@@ -1,8 +1,8 @@
 """The envs of one actor in a rollout, as the caller sees them under the lock of the vector.
 
-    `LastResults.read_rows`    the rollout begins with the last observations, which are in the rows of the envs
+    `RolloutLastResults.read_rows`    the rollout begins with the last observations, which are in the rows of the envs
     `accept_completed`         each completed step advances the episode and the journal of its env
-    `LastResults.write_rows`   the rollout ends: the rows get the last results, as if steps had written them
+    `RolloutLastResults.write_rows`   the rollout ends: the rows get the last results, as if steps had written them
 
 In between, the episodes and journals are up to date, and the rows are not. `envactors.vector` knows only this of
 rollouts:
@@ -20,7 +20,7 @@ from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import RESET, slice_of
 from envactors.replay import PostedRequest
 from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, next_kind
-from envactors.rollout.last_results import LastResults
+from envactors.rollout.last_results import RolloutLastResults
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
 from envactors.vector.table import EnvTable
@@ -53,7 +53,7 @@ class RolloutEnvs:
         self.steps: int = buffer.trajectory.layout.steps
         self.accepted_steps: dict[int, int] = dict.fromkeys(indices, 0)
         self.plans: dict[int, EnvPlan] = {}
-        self.last_results: LastResults = LastResults(table, indices, buffer)
+        self.last_results: RolloutLastResults = RolloutLastResults(table, indices, buffer)
         self._table = table
         self._buffer = buffer
         self.reset_after_failure: set[int] = set()
