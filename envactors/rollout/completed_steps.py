@@ -46,22 +46,22 @@ def _record_in_journal(table: EnvTable, envs: RolloutEnvs, index: int, starts: b
     """Record the next steps of an env without its repeats. The journal begins anew with the last seeded reset."""
     trajectory, journal, first = envs.trajectory, table.journals.of(index), envs.accepted_steps[index]
     end = first + len(kinds)
-    checks: list[int] = trajectory.checks[first:end, index].tolist()
+    checksums: list[int] = trajectory.checksums[first:end, index].tolist()
     position, seed = _last_seeded_start(envs.plans[index], starts)
     if seed is not None:
-        journal.begin(seed, checks[position])
+        journal.begin(seed, checksums[position])
     begin = 0 if seed is None else position + 1
     if begin == len(kinds):
         return
     if table.slab.layout.action is not None:
         actions = [array[first + begin : end, index].tobytes() for array in trajectory.actions]
-        journal.record_steps(actions, kinds[begin:], checks[-1])
+        journal.record_steps(actions, kinds[begin:], checksums[-1])
         return
     within = table.attach.resets_within_step
     for offset in range(begin, len(kinds)):
         is_reset = kinds[offset] == KIND_RESET
         payload = None if is_reset else envs.pickled_action(first + offset, index)
-        journal.record_request(PostedRequest(RESET * is_reset, None, payload, within, ()), checks[offset])
+        journal.record_request(PostedRequest(RESET * is_reset, None, payload, within, ()), checksums[offset])
 
 
 def _last_seeded_start(plan: EnvPlan, starts: bytes) -> tuple[int, int | None]:

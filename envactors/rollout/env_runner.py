@@ -239,7 +239,7 @@ class EnvRunner:
                         array[step + 1, index] = leaf
             trajectory.rewards[step, index] = reward
             if hosted.journal:
-                trajectory.checks[step, index] = hosted.checksum
+                trajectory.checksums[step, index] = hosted.checksum
             if type(info) is not dict or info or objects:
                 self._write_info(trajectory.cell(step, index), info, objects)
             self._objects[hosted.position] = objects
@@ -275,5 +275,5 @@ class EnvRunner:
         if self._objects[hosted.position]:
             self._write_info(trajectory.cell(step, index), {}, self._objects[hosted.position])
         trajectory.kinds[step, index] = KIND_REPEAT
-        trajectory.checks[step, index] = hosted.checksum
+        trajectory.checksums[step, index] = hosted.checksum
         self._steps_done[index] = step + 1

@@ -4,7 +4,7 @@ The observation after a step is the one before the next step, so observations ha
 
     observations, starts                            [t] ──┐                 ┌──▶ [t + 1]
     actions, extras                                    policy ──▶ [t] ──┐   │
-    rewards, terminated, truncated, kinds, checks                      env ─┴──▶ [t]
+    rewards, terminated, truncated, kinds, checksums                      env ─┴──▶ [t]
 
 Step ``t`` reads row ``t`` of the observations. The policy writes row ``t`` of the actions. The env writes row ``t`` of
 the results, and row ``t + 1`` of the observations. ``starts[t]`` tells whether observation ``t`` begins an episode.
@@ -79,7 +79,7 @@ class Trajectory:
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
         terminated, truncated: Ends of episodes; bool, shape (t, n).
         kinds: The kind of each step, as in `envactors.rollout.env_plan`; uint8, shape (t, n).
-        checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
+        checksums: Checksums over the observations of envs with a journal; uint32, shape (t, n).
         rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
         has_all_leaves: Whether no leaf of the observations is None.
@@ -102,7 +102,7 @@ class Trajectory:
         self.truncated: npt.NDArray[np.bool_] = truncated[1:].view(np.bool_)
         self.kinds: npt.NDArray[np.uint8] = kinds[1:]
         self.info_encoding: npt.NDArray[np.uint8] = info_encoding[1:].reshape(-1)
-        self.checks: npt.NDArray[np.uint32] = add((t, n), np.uint32)
+        self.checksums: npt.NDArray[np.uint32] = add((t, n), np.uint32)
         reward = layout.reward or PLAIN_REWARD
         self.rewards: npt.NDArray[np.float64] = add((t, n, *reward.shape), reward.dtype)
         self.observations: list[npt.NDArray[Any] | None] = [
@@ -176,7 +176,7 @@ class Trajectory:
         mine = slice_of(envs)
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
+        timed: list[npt.NDArray[Any]] = [self.checksums, self.rewards, info_sizes, *self.actions, *self.extras]
         counts, flags = self.counts[:, mine], self.flags[:, start : end + 1, mine]
         return [counts, flags, *observations, *(array[start:end, mine] for array in timed)]
 
