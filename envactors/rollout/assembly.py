@@ -67,7 +67,7 @@ class LooseResults:
         if not encodings.any():
             return
         steps, positions = (encodings != PLAIN).nonzero()
-        is_done = steps < trajectory.steps_done[mine][positions]
+        is_done = steps < trajectory.steps_written[mine][positions]
         steps = steps[is_done]
         indices = positions[is_done] + first
         cells = steps * layout.envs + indices
@@ -121,7 +121,7 @@ def assemble(
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    was_run = np.arange(steps)[:, None] < trajectory.steps_done[mine]
+    was_run = np.arange(steps)[:, None] < trajectory.steps_written[mine]
     observations = _observations(trajectory, loose)
     spec = layout.inferred or layout.observation
     rollout = Rollout(

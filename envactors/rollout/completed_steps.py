@@ -12,7 +12,7 @@ from envactors.vector.table import EnvTable
 def accept_completed(table: EnvTable, envs: RolloutEnvs) -> int:
     """Accept all steps of one actor that are complete and were not accepted; return how many there are."""
     trajectory, before = envs.trajectory, list(envs.accepted_steps.values())
-    done: list[int] = trajectory.steps_done[slice_of(envs.indices)].tolist()
+    done: list[int] = trajectory.steps_written[slice_of(envs.indices)].tolist()
     after = [min(max(new, old), envs.steps) for new, old in zip(done, before, strict=True)]
     for index, old, new in zip(envs.indices, before, after, strict=True):
         if new > old:

@@ -73,7 +73,7 @@ class EnvRunner:
         mine = slice_of(envs)
         self.steps_chosen: memoryview[int] = trajectory.steps_chosen(envs)
         # A memoryview writes one number in a third of the time of an array.
-        self._steps_done = trajectory.steps_done.data
+        self._steps_written = trajectory.steps_written.data
 
         # The policy gets read-only views, since they also are the observations of the result.
         seen: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
@@ -136,7 +136,7 @@ class EnvRunner:
         planned = self._begin(order)
         page, forks, now, trajectory = self._page, context.forks, time.monotonic, self.trajectory
         counters, times, count = page.counters, page.times, trajectory.layout.envs
-        steps_done = self._steps_done
+        steps_written = self._steps_written
         plain = None if page.is_timing else self._plain_results
         if plain is not None:
             numbers, width, rewards = plain
@@ -181,7 +181,7 @@ class EnvRunner:
                                 self._write_info(cell, info, [])
                             if is_boundary:
                                 self._write_boundary(index, plan, step, terminated, truncated)
-                            steps_done[index] = step + 1
+                            steps_written[index] = step + 1
                             continue
                         except Exception:  # noqa: S110
                             pass  # `_write_result` converts the observation, or says what does not fit
@@ -247,7 +247,7 @@ class EnvRunner:
                 self._write_boundary(index, plan, step, terminated, truncated)
         except BaseException as error:
             raise unfit_result(error, fields) from error
-        self._steps_done[index] = step + 1
+        self._steps_written[index] = step + 1
 
     def _write_boundary(self, index: int, plan: EnvPlan, step: int, terminated: Any, truncated: Any) -> None:
         """Write that an episode has ended, or that a reset has begun one."""
@@ -276,4 +276,4 @@ class EnvRunner:
             self._write_info(trajectory.cell(step, index), {}, self._objects[hosted.position])
         trajectory.kinds[step, index] = KIND_REPEAT
         trajectory.checksums[step, index] = hosted.checksum
-        self._steps_done[index] = step + 1
+        self._steps_written[index] = step + 1

@@ -168,7 +168,7 @@ class InlineRollout:
         """
         kinds = {index: next_kind(self._engine.episodes, index) for index in envs}
         self.buffer.trajectory.kinds[step, slice_of(envs)] = list(kinds.values())
-        self.buffer.trajectory.steps_done[[index for index, kind in kinds.items() if kind == KIND_REPEAT]] = step + 1
+        self.buffer.trajectory.steps_written[[index for index, kind in kinds.items() if kind == KIND_REPEAT]] = step + 1
         return [index for index, kind in kinds.items() if kind != KIND_REPEAT]
 
     def _write_results(self, step: int, batch: Batch) -> None:
@@ -177,7 +177,7 @@ class InlineRollout:
         trajectory.rewards[step, ids] = batch.rewards
         trajectory.terminated[step, ids] = batch.terminated
         trajectory.truncated[step, ids] = batch.truncated
-        trajectory.steps_done[ids] = step + 1
+        trajectory.steps_written[ids] = step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
                 self.loose.infos[step, index] = info

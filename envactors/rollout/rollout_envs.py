@@ -149,11 +149,11 @@ class RolloutEnvs:
         step = self.accepted_steps[index]
         self.reset_after_failure.discard(index)
         self.last_results.truncate(step, index, incarnation)
-        self.trajectory.steps_done[index] = step + 1
+        self.trajectory.steps_written[index] = step + 1
         self.accepted_steps[index] = step + 1
 
     def drop_late_steps(self) -> None:
         """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
-        self.trajectory.steps_done[slice_of(self.indices)] = list(self.accepted_steps.values())
+        self.trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
         chosen = self.trajectory.steps_chosen(self.indices)
         chosen[0] = min(chosen[0], self.next_step + 1)

@@ -9,7 +9,7 @@ The observation after a step is the one before the next step, so observations ha
 Step ``t`` reads row ``t`` of the observations. The policy writes row ``t`` of the actions. The env writes row ``t`` of
 the results, and row ``t + 1`` of the observations. ``starts[t]`` tells whether observation ``t`` begins an episode.
 
-Each worker writes the steps of its envs, and counts a step in ``steps_done`` once all of it is written. So every
+Each worker writes the steps of its envs, and counts a step in ``steps_written`` once all of it is written. So every
 counted step is complete, wherever the worker is killed.
 
 A trajectory has three regions of memory. Those of actions and of extras come later if their specs are known only after
@@ -73,7 +73,7 @@ class Trajectory:
         layout: Layout of the trajectory.
         sizes: Size of each region in bytes; 0 for those that the layout does not need.
         counts: The numbers of complete and of chosen steps in one array; int64, shape (2, n).
-        steps_done: Number of complete steps of each env, also of those that repeat an observation; int64, shape (n,).
+        steps_written: Number of complete steps of each env, also of those that repeat an observation; int64, shape (n,).
         flags: The five arrays of flags below in one, so that workers can clear them together; uint8, shape
             (5, t + 1, n). Row ``t + 1`` has the flags of step ``t`` and of the observation after it.
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
@@ -93,7 +93,7 @@ class Trajectory:
         n, t = layout.envs, layout.steps
         add, add_action, add_extra = map(Places, regions)
         self.counts: npt.NDArray[np.int64] = add((2, n), np.int64)
-        self.steps_done: npt.NDArray[np.int64] = self.counts[0]
+        self.steps_written: npt.NDArray[np.int64] = self.counts[0]
         self._steps_chosen: npt.NDArray[np.int64] = self.counts[1]
         self.flags: npt.NDArray[np.uint8] = add((5, t + 1, n), np.uint8)
         starts, terminated, truncated, kinds, info_encoding = self.flags
@@ -152,7 +152,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.steps_done[slice_of(envs)].max()), self.steps_chosen(envs)[0])
+            written = max(int(self.steps_written[slice_of(envs)].max()), self.steps_chosen(envs)[0])
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]

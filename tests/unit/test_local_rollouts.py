@@ -161,7 +161,7 @@ def test_repeats_count_as_complete_steps(backend, monkeypatch):
         envs.reset(seed=0)
         envs.set_policy(make_policy)
         assert envs.rollout(4).valid.sum(axis=0).tolist() == [4, 2]
-    assert made[0].trajectory.steps_done.tolist() == [4, 4]
+    assert made[0].trajectory.steps_written.tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])

@@ -424,7 +424,7 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
         future = stage.envs.rollout_async(1)
         part = stage.actor().jobs.running
         trajectory = part.envs.trajectory
-        trajectory.steps_chosen(range(1))[0] = trajectory.steps_done[0] = 1
+        trajectory.steps_chosen(range(1))[0] = trajectory.steps_written[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
         stage.crash()
         stage.run()
