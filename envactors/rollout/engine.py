@@ -35,7 +35,7 @@ from envactors.rollout.assembly import LooseResults, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffers, UnreadResults
 from envactors.rollout.messages import PolicyRecipe
-from envactors.rollout.part import RolloutPart, RolloutSpec
+from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.runtime import Runtime
@@ -84,7 +84,7 @@ class WorkerRolloutEngine(RolloutEngine):
         rows, lock = self._table.slab.layout, self._table.lock
         inferred = self._engine.observation_spec if self._engine.batcher.infers_spec else None
         layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, inferred)
-        parameters = ParameterStore(self._memory, lock, lambda: [each.spec.parameters for each in self._in_flight])
+        parameters = ParameterStore(self._memory, lock, lambda: [each.terms.parameters for each in self._in_flight])
         self._policy = _Policy(recipe, parameters, layout)
         return loads
 
@@ -133,8 +133,8 @@ class WorkerRolloutEngine(RolloutEngine):
                 policy.parameters.record(*written)
             self._buffers.begin(buffer)
             index, last = self._next_index, policy.parameters.last
-            spec = RolloutSpec(policy.recipe, last, index, buffer, copies, self._last_errors)
-            rollout = RolloutInFlight(self._groups, spec, unread, self._on_end)
+            terms = RolloutTerms(policy.recipe, last, index, buffer, copies, self._last_errors)
+            rollout = RolloutInFlight(self._groups, terms, unread, self._on_end)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
@@ -167,7 +167,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _on_end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended."""
-        self._policy.layout = rollout.spec.buffer.trajectory.layout
+        self._policy.layout = rollout.terms.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
@@ -205,23 +205,23 @@ class RolloutInFlight:
 
     Args:
         groups: The envs of each actor.
-        spec: The facts that its parts have in common.
+        terms: The facts that its parts have in common.
         unread: The first env of each future: of one for all actors, or of one per actor.
         on_end: Called with this once all parts have ended.
 
     Attributes:
-        spec: As above.
+        terms: As above.
         runtime: The threads that serve the actors.
         parts: The part of each actor.
         parts_by_future: The parts that each future waits for, until they have ended.
     """
 
     def __init__(
-        self, groups: Sequence[EnvGroup], spec: RolloutSpec, unread: UnreadResults, on_end: Callable[[Any], object]
+        self, groups: Sequence[EnvGroup], terms: RolloutTerms, unread: UnreadResults, on_end: Callable[[Any], object]
     ) -> None:
-        self.spec = spec
+        self.terms = terms
         self.runtime: Runtime = groups[0].actor.runtime
-        self.parts: list[RolloutPart] = [RolloutPart(group, spec, self.deliver) for group in groups]
+        self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in groups]
         shares = [self.parts] if len(unread) == 1 else [[part] for part in self.parts]
         self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
             ActorFuture(self, None): parts for parts in shares
@@ -278,8 +278,8 @@ class RolloutInFlight:
         loose = LooseResults()
         for part in parts:
             loose.add_part(part)
-        versions = np.full(len(parts), 0 if self.spec.parameters is None else self.spec.parameters.version)
+        versions = np.full(len(parts), 0 if self.terms.parameters is None else self.terms.parameters.version)
         envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
-        outcome = assemble(self.spec.buffer.trajectory, envs, loose, versions, copies=self.spec.copies)
+        outcome = assemble(self.terms.buffer.trajectory, envs, loose, versions, copies=self.terms.copies)
         self._unread.discard(envs.start)
         return outcome

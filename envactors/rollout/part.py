@@ -38,7 +38,7 @@ from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.vector.env_group import EnvGroup
 
 
-class RolloutSpec(NamedTuple):
+class RolloutTerms(NamedTuple):
     """The facts that all parts of a rollout have in common.
 
     Attributes:
@@ -63,7 +63,7 @@ class RolloutPart(Job):
 
     Args:
         group: The actor's envs.
-        spec: The rollout.
+        terms: The terms of the rollout.
         on_end: Called once the part has ended; see `_end`.
 
     Attributes:
@@ -74,10 +74,10 @@ class RolloutPart(Job):
     actor: Actor
     needs_permit = True
 
-    def __init__(self, group: EnvGroup, spec: RolloutSpec, on_end: Callable[[], object]) -> None:
-        self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, spec.buffer)
+    def __init__(self, group: EnvGroup, terms: RolloutTerms, on_end: Callable[[], object]) -> None:
+        self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, terms.buffer)
         self.failures: RolloutFailures = RolloutFailures(group, self.envs)
-        self._spec = spec
+        self._terms = terms
         self._group = group
         self.actor = group.actor
         # None once the part has ended. Then it does not refer to the rollout, which is freed with its futures.
@@ -135,7 +135,7 @@ class RolloutPart(Job):
             return None
         if not envs.plans:
             envs.last_results.read_rows()
-            self.failures.fail_lost_envs(self._spec.last_errors)
+            self.failures.fail_lost_envs(self._terms.last_errors)
             self._policy_made_in = actor.process.incarnation
         self.failures.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
@@ -150,21 +150,21 @@ class RolloutPart(Job):
         return self
 
     def _make_order(self) -> Order:
-        spec, envs = self._spec, self.envs
+        terms, envs = self._terms, self.envs
         return Order(
-            policy_id=spec.recipe.policy_id,
-            recipe=spec.recipe if self._makes_policy else None,
-            rollout_index=spec.rollout_index,
-            layout=spec.buffer.pickled_layout,
-            places=spec.buffer.places,
-            parameters=spec.parameters,
+            policy_id=terms.recipe.policy_id,
+            recipe=terms.recipe if self._makes_policy else None,
+            rollout_index=terms.rollout_index,
+            layout=terms.buffer.pickled_layout,
+            places=terms.buffer.places,
+            parameters=terms.parameters,
             plans=[plan.fields() for plan in envs.plan()],
             last_contents=envs.last_contents(),
         )
 
     def _mirror_steps(self) -> None:
         """Send the memory of the next step to the other machine. The steps come back with the reply."""
-        worker, buffer = self.actor.process.worker, self._spec.buffer
+        worker, buffer = self.actor.process.worker, self._terms.buffer
         indices, step = self.envs.indices, self.envs.next_step
         assert worker is not None, "jobs start in a live process"
         steps = MirroredSteps(buffer.places, buffer.pickled_layout, indices, step)
@@ -223,7 +223,7 @@ class RolloutPart(Job):
             self.failures.recover(running.env, self._group.recovery.raised_loss(running, failure))
         if reply.layout is not None:
             try:
-                self._spec.buffer.add_room(reply.layout)
+                self._terms.buffer.add_room(reply.layout)
             except VectorEnvError as error:
                 self.failures.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
         return self._end_if_decided()
@@ -288,7 +288,7 @@ class RolloutPart(Job):
         if self._on_end is None:
             return
         self.envs.last_results.write_rows(self.envs.accepted_steps)
-        self._spec.last_errors.update(self.failures.errors_to_raise)
+        self._terms.last_errors.update(self.failures.errors_to_raise)
         on_end, self._on_end = self._on_end, None
         on_end()
         if self._has_other_parts:

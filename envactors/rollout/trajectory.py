@@ -4,7 +4,7 @@ The observation after a step is the one before the next step, so observations ha
 
     observations, starts                            [t] ──┐                 ┌──▶ [t + 1]
     actions, extras                                    policy ──▶ [t] ──┐   │
-    rewards, terminated, truncated, kinds, checksums                      env ─┴──▶ [t]
+    rewards, terminated, truncated, kinds, checksums                   env ─┴──▶ [t]
 
 Step ``t`` reads row ``t`` of the observations. The policy writes row ``t`` of the actions. The env writes row ``t`` of
 the results, and row ``t + 1`` of the observations. ``starts[t]`` tells whether observation ``t`` begins an episode.

@@ -634,8 +634,8 @@ def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stag
         in_flight = stage.envs._rollout_engine._in_flight
         assert len(started) in (1, 2), where
         assert started == ["steps"] or len(in_flight) == len(started), where
-        assert len({rollout.spec.rollout_index for rollout in in_flight}) == len(in_flight), where
-        assert len({id(rollout.spec.buffer) for rollout in in_flight}) == len(in_flight), where
+        assert len({rollout.terms.rollout_index for rollout in in_flight}) == len(in_flight), where
+        assert len({id(rollout.terms.buffer) for rollout in in_flight}) == len(in_flight), where
         if where is None:
             break
     assert number > 10
