@@ -33,7 +33,7 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_runner
 from envactors.rollout.assembly import LooseResults, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
-from envactors.rollout.memory import ParameterStore, TrajectoryBuffers, UnreadResults
+from envactors.rollout.memory import ParameterStore, TrajectoryBuffers, ResultLease
 from envactors.rollout.messages import PolicyRecipe
 from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout
@@ -115,9 +115,9 @@ class WorkerRolloutEngine(RolloutEngine):
         continues = bool(self._in_flight)
         self._check_startable(continues=continues)
         pickled = None if parameters is None else self._pickle_parameters(parameters)
-        unread = UnreadResults(group.indices.start for group in self._groups[: None if each else 1])
+        lease = ResultLease(group.indices.start for group in self._groups[: None if each else 1])
         with lock:
-            buffer = self._buffers.take(policy.layout._replace(steps=steps), unread)
+            buffer = self._buffers.take(policy.layout._replace(steps=steps), lease)
         written = None if pickled is None else policy.parameters.write(*pickled)
         copies = self._engine.reader.copies if copy is None else copy
         for group in self._groups:
@@ -134,7 +134,7 @@ class WorkerRolloutEngine(RolloutEngine):
             self._buffers.begin(buffer)
             index, last = self._next_index, policy.parameters.last
             terms = RolloutTerms(policy.recipe, last, index, buffer, copies, self._last_errors)
-            rollout = RolloutInFlight(self._groups, terms, unread, self._on_end)
+            rollout = RolloutInFlight(self._groups, terms, lease, self._on_end)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
@@ -206,7 +206,7 @@ class RolloutInFlight:
     Args:
         groups: The envs of each actor.
         terms: The facts that its parts have in common.
-        unread: The first env of each future: of one for all actors, or of one per actor.
+        lease: The first env of each future: of one for all actors, or of one per actor.
         on_end: Called with this once all parts have ended.
 
     Attributes:
@@ -217,18 +217,18 @@ class RolloutInFlight:
     """
 
     def __init__(
-        self, groups: Sequence[EnvGroup], terms: RolloutTerms, unread: UnreadResults, on_end: Callable[[Any], object]
+        self, groups: Sequence[EnvGroup], terms: RolloutTerms, lease: ResultLease, on_end: Callable[[Any], object]
     ) -> None:
         self.terms = terms
         self.runtime: Runtime = groups[0].actor.runtime
         self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in groups]
-        shares = [self.parts] if len(unread) == 1 else [[part] for part in self.parts]
+        shares = [self.parts] if len(lease) == 1 else [[part] for part in self.parts]
         self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
             ActorFuture(self, None): parts for parts in shares
         }
         for future in self.parts_by_future:
             future.set_running()  # nobody can take it out of a queue
-        self._unread = unread
+        self._lease = lease
         self._on_end = on_end
 
     # For futures -----------------------------------------------------------------------------------------
@@ -281,5 +281,5 @@ class RolloutInFlight:
         versions = np.full(len(parts), 0 if self.terms.parameters is None else self.terms.parameters.version)
         envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
         outcome = assemble(self.terms.buffer.trajectory, envs, loose, versions, copies=self.terms.copies)
-        self._unread.discard(envs.start)
+        self._lease.discard(envs.start)
         return outcome

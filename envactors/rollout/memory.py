@@ -26,7 +26,7 @@ class Region(NamedTuple):
     content: Any
 
 
-class UnreadResults(set[int]):
+class ResultLease(set[int]):
     """The results of a rollout that nobody has read: the first env of each of its futures.
 
     Its buffer refers to this weakly. Once the rollout and its futures are gone, nobody can read the results.
@@ -44,14 +44,14 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
-        unread: The results of the rollout that has taken the buffer last; None before the first.
+        lease: That of the rollout that has taken the buffer last; None before the first.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # None for regions that the layout does not need.
         self._regions: list[Region | None] = [None] * 3
-        self.unread: weakref.ref[UnreadResults] | None = None
+        self.lease: weakref.ref[ResultLease] | None = None
         self._set_layout(layout)
 
     def add_room(self, layout: TrajectoryLayout) -> None:
@@ -78,7 +78,7 @@ class TrajectoryBuffer:
     @property
     def is_held(self) -> bool:
         """Whether a rollout may still write to the buffer, or somebody may still read its results from it."""
-        return self.unread is not None and bool(self.unread())
+        return self.lease is not None and bool(self.lease())
 
 
 class TrajectoryBuffers:
@@ -95,7 +95,7 @@ class TrajectoryBuffers:
         # In the order in which rollouts began with them, after those with which none has begun.
         self._buffers: list[TrajectoryBuffer] = []
 
-    def take(self, layout: TrajectoryLayout, results: UnreadResults) -> TrajectoryBuffer:
+    def take(self, layout: TrajectoryLayout, lease: ResultLease) -> TrajectoryBuffer:
         """Return a free buffer, which is held for these results.
 
         Without copies, a result is valid until the next rollout but one begins. So the last buffer is not free, even if
@@ -109,7 +109,7 @@ class TrajectoryBuffers:
         if buffer is None:
             buffer = TrajectoryBuffer(layout, self._memory)
             self._buffers = [buffer, *self._buffers]
-        buffer.unread = weakref.ref(results)
+        buffer.lease = weakref.ref(lease)
         return buffer
 
     def begin(self, buffer: TrajectoryBuffer) -> None:
