@@ -158,7 +158,7 @@ class RolloutPart(Job):
             layout=terms.buffer.pickled_layout,
             places=terms.buffer.places,
             parameters=terms.parameters,
-            plans=[plan.fields() for plan in envs.plan()],
+            plans=[plan.fields() for plan in envs.make_plans()],
             last_contents=envs.last_contents(),
         )
 

@@ -91,7 +91,7 @@ class RolloutEnvs:
         """Return the kind of an env's next step."""
         return KIND_RESET if index in self.reset_after_failure else next_kind(self._table.episodes, index)
 
-    def plan(self) -> list[EnvPlan]:
+    def make_plans(self) -> list[EnvPlan]:
         """Plan the steps of each env from its next one on."""
         table, episodes = self._table, self._table.episodes
         for index, first_step in self.accepted_steps.items():
