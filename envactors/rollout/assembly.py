@@ -24,7 +24,7 @@ StepKey: TypeAlias = tuple[int, int]
 
 
 @dataclasses.dataclass(eq=False)
-class LooseResults:
+class ResultsWithoutArrays:
     """All results of a rollout that have no array in its trajectory.
 
     Attributes:
@@ -101,18 +101,18 @@ class LooseResults:
 
 
 def assemble(
-    trajectory: Trajectory, envs: range, loose: LooseResults, versions: npt.NDArray[np.int64], *, copies: bool
+    trajectory: Trajectory, envs: range, results: ResultsWithoutArrays, versions: npt.NDArray[np.int64], *, copies: bool
 ) -> tuple[Rollout | None, BaseException | None]:
     """Return the result of consecutive envs, or the error to raise in its place.
 
     Args:
         trajectory: The trajectory that the actors have written to.
         envs: The envs.
-        loose: The results that have no array in the trajectory.
+        results: The results that have no array in the trajectory.
         versions: How often the user had given parameters since the policy was set; one per actor.
         copies: Whether to copy the arrays.
     """
-    for first_env, policy_error in loose.policy_errors.items():
+    for first_env, policy_error in results.policy_errors.items():
         if first_env in envs:
             return None, policy_error
     layout, mine = trajectory.layout, slice_of(envs)
@@ -122,7 +122,7 @@ def assemble(
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
     was_run = np.arange(steps)[:, None] < trajectory.steps_written[mine]
-    observations = _observations(trajectory, loose)
+    observations = _observations(trajectory, results)
     spec = layout.inferred or layout.observation
     rollout = Rollout(
         env_ids=np.arange(envs.start, envs.stop),
@@ -134,23 +134,23 @@ def assemble(
         starts=view(trajectory.starts),
         extras={name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
         last_obs=unflatten(spec, (array[steps, mine].copy() for array in observations)),
-        infos=[(*key, loose.infos[key]) for key in sorted(loose.infos) if key[1] in envs],
-        failures=[(*key, loose.errors_by_step[key]) for key in sorted(loose.errors_by_step) if key[1] in envs],
+        infos=[(*key, results.infos[key]) for key in sorted(results.infos) if key[1] in envs],
+        failures=[(*key, results.errors_by_step[key]) for key in sorted(results.errors_by_step) if key[1] in envs],
         policy_version=versions,
         valid=was_run & (trajectory.kinds[:, mine] == KIND_STEP),
     )
-    errors_to_raise = {index: error for index, error in loose.errors_to_raise.items() if index in envs}
+    errors_to_raise = {index: error for index, error in results.errors_to_raise.items() if index in envs}
     if errors_to_raise:
         return None, step_error(errors_to_raise, rollout, len(envs), "rollout")
     return rollout, None
 
 
-def _observations(trajectory: Trajectory, loose: LooseResults) -> list[npt.NDArray[Any]]:
+def _observations(trajectory: Trajectory, results: ResultsWithoutArrays) -> list[npt.NDArray[Any]]:
     """Return an array per leaf of the observations; leaves without an array become arrays of objects."""
     layout = trajectory.layout
     count = sum(array is None for array in trajectory.observations)
     objects = [np.full((layout.steps + 1, layout.envs), None, object) for _ in range(count)]
-    for key, leaves in loose.objects.items():
+    for key, leaves in results.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
     if layout.inferred is not None:

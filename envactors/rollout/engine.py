@@ -31,7 +31,7 @@ from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_runner
-from envactors.rollout.assembly import LooseResults, assemble
+from envactors.rollout.assembly import ResultsWithoutArrays, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffers, ResultLease
 from envactors.rollout.messages import PolicyRecipe
@@ -43,7 +43,7 @@ from envactors.vector.engine import RowEngine
 from envactors.vector.env_group import EnvGroup
 
 # Most rollouts in flight.
-_MOST = 2
+_MOST_IN_FLIGHT = 2
 
 
 class WorkerRolloutEngine(RolloutEngine):
@@ -144,7 +144,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def check_free(self) -> None:
         self._table.lock.repair_if_interrupted()  # see `start`
-        self._check_free(fewer_than=1)
+        self._check_in_flight(fewer_than=1)
 
     def _check_startable(self, *, continues: bool) -> None:
         """Raise if no rollout can start; see `RolloutEngine.start`.
@@ -152,14 +152,14 @@ class WorkerRolloutEngine(RolloutEngine):
         Args:
             continues: Whether it continues others, so that envs may need a reset.
         """
-        self._check_free(fewer_than=_MOST)
+        self._check_in_flight(fewer_than=_MOST_IN_FLIGHT)
         if not (continues or self._in_flight):
             self._engine.episodes.check_steppable(self._engine.all.ids)
         for actor in self._actors:
             if actor.is_closing:
                 raise actor.errors.actor_closed(Activity("rollout", actor.config.first_index))
 
-    def _check_free(self, *, fewer_than: int) -> None:
+    def _check_in_flight(self, *, fewer_than: int) -> None:
         """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""
         if (count := len(self._in_flight)) >= fewer_than:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
@@ -275,11 +275,11 @@ class RolloutInFlight:
 
         The memory is free once this is over. So an interrupt before the end leaves the result to the next caller.
         """
-        loose = LooseResults()
+        results = ResultsWithoutArrays()
         for part in parts:
-            loose.add_part(part)
+            results.add_part(part)
         versions = np.full(len(parts), 0 if self.terms.parameters is None else self.terms.parameters.version)
         envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
-        outcome = assemble(self.terms.buffer.trajectory, envs, loose, versions, copies=self.terms.copies)
+        outcome = assemble(self.terms.buffer.trajectory, envs, results, versions, copies=self.terms.copies)
         self._lease.discard(envs.start)
         return outcome

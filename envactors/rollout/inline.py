@@ -14,7 +14,7 @@ from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten
-from envactors.rollout.assembly import LooseResults, assemble
+from envactors.rollout.assembly import ResultsWithoutArrays, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_TRUNCATED, next_kind
 from envactors.rollout.memory import TrajectoryBuffer
@@ -73,7 +73,7 @@ class InlineRolloutEngine(RolloutEngine):
                 policy.rollout_index = self._next_index
                 rollout.run(policy)
             except Exception as error:
-                rollout.loose.policy_errors[policy.envs.start] = error
+                rollout.results.policy_errors[policy.envs.start] = error
         self._next_index += 1
         ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all.ids))]
         return [self._future_of(rollout, envs) for envs in ranges]
@@ -83,7 +83,7 @@ class InlineRolloutEngine(RolloutEngine):
         actors = [actor for actor in self._actors if actor.indices.start in envs]
         versions = np.full(len(actors), self._version)
         future: ActorFuture[Rollout] = ActorFuture(actors[0], None)
-        outcome = assemble(rollout.buffer.trajectory, envs, rollout.loose, versions, copies=False)
+        outcome = assemble(rollout.buffer.trajectory, envs, rollout.results, versions, copies=False)
         future.set_outcome(ReadyOutcome(*outcome))
         return future
 
@@ -97,7 +97,7 @@ class InlineRollout:
 
     Attributes:
         buffer: The memory that the steps are written into.
-        loose: The results that have no array in the trajectory.
+        results: The results that have no array in the trajectory.
     """
 
     def __init__(self, engine: InlineEngine, steps: int) -> None:
@@ -105,7 +105,7 @@ class InlineRollout:
         assert observation is not None, "`RolloutEngine.set_policy` has checked it"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
         layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), steps)
-        self.loose: LooseResults = LooseResults()
+        self.results: ResultsWithoutArrays = ResultsWithoutArrays()
         self._engine = engine
         self.buffer: TrajectoryBuffer = TrajectoryBuffer(layout, ThreadMemory())
 
@@ -127,8 +127,8 @@ class InlineRollout:
                 self._write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
             except VectorStepError as error:
                 self._write_results(step, error.batch)
-                self.loose.errors_to_raise.update(error.failures)
-                self.loose.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
+                self.results.errors_to_raise.update(error.failures)
+                self.results.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
                 for index in envs:
                     if index not in error.failures:
                         self._write_observations(step + 1, range(index, index + 1))
@@ -148,7 +148,7 @@ class InlineRollout:
                 leaf.flags.writeable = False
         if objects:
             for index, *leaves in zip(envs, *objects, strict=True):
-                self.loose.objects[step, index] = leaves
+                self.results.objects[step, index] = leaves
         starts = np.array([self._engine.last_obs_is_first(index) for index in envs], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
@@ -180,8 +180,8 @@ class InlineRollout:
         trajectory.steps_written[ids] = step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
-                self.loose.infos[step, index] = info
+                self.results.infos[step, index] = info
             failure = failure_in(info)
             if failure is not None:
-                self.loose.errors_by_step[step, index] = failure
+                self.results.errors_by_step[step, index] = failure
                 trajectory.kinds[step, index] = KIND_TRUNCATED
