@@ -33,7 +33,7 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_runner
 from envactors.rollout.assembly import ResultsWithoutArrays, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
-from envactors.rollout.memory import ParameterStore, TrajectoryBuffers, ResultLease
+from envactors.rollout.memory import ParameterStore, ResultLease, TrajectoryBuffers
 from envactors.rollout.messages import PolicyRecipe
 from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout

@@ -73,7 +73,7 @@ class Trajectory:
         layout: Layout of the trajectory.
         sizes: Size of each region in bytes; 0 for those that the layout does not need.
         counts: The numbers of complete and of chosen steps in one array; int64, shape (2, n).
-        steps_written: Number of complete steps of each env, also of those that repeat an observation; int64, shape (n,).
+        steps_written: Number of complete steps of each env, also of repeats; int64, shape (n,).
         flags: The five arrays of flags below in one, so that workers can clear them together; uint8, shape
             (5, t + 1, n). Row ``t + 1`` has the flags of step ``t`` and of the observation after it.
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
