@@ -34,6 +34,8 @@ class InlineRolloutEngine(RolloutEngine):
     """
 
     _engine: InlineEngine
+    # Layout of the last rollout, with the specs that the output of its policies has shown. Set by `set_policy`.
+    _layout: TrajectoryLayout
 
     def __init__(self, engine: InlineEngine) -> None:
         super().__init__(engine)
@@ -52,6 +54,11 @@ class InlineRolloutEngine(RolloutEngine):
                 raise actor.errors.actor_closed(Activity("set_policy", actor.indices.start))
         self._policies = [ActorPolicy(make_policy, seed, actor.indices) for actor in self._actors]
         self._version = 0
+        engine = self._engine
+        observation, reward = engine.observation_spec, engine.reward_spec
+        assert observation is not None, "`RolloutEngine.set_policy` has checked it"
+        plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
+        self._layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), 0)
         return all(policy.can_load for policy in self._policies)
 
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
@@ -65,7 +72,7 @@ class InlineRolloutEngine(RolloutEngine):
         self.check_free()
         self._engine.episodes.check_steppable(self._engine.all.ids)
         self.set_parameters(parameters)
-        rollout = InlineRollout(self._engine, steps)
+        rollout = InlineRollout(self._engine, self._layout._replace(steps=steps))
         for policy in self._policies:
             try:
                 if policy.version != self._version:
@@ -74,6 +81,7 @@ class InlineRolloutEngine(RolloutEngine):
                 rollout.run(policy)
             except Exception as error:
                 rollout.results.policy_errors[policy.envs.start] = error
+        self._layout = rollout.buffer.trajectory.layout
         self._next_index += 1
         ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all.ids))]
         return [self._future_of(rollout, envs) for envs in ranges]
@@ -93,18 +101,14 @@ class InlineRollout:
 
     Args:
         engine: Steps the envs.
-        steps: Number of steps.
+        layout: Layout of the trajectory.
 
     Attributes:
         buffer: The memory that the steps are written into.
         results: The results that have no array in the trajectory.
     """
 
-    def __init__(self, engine: InlineEngine, steps: int) -> None:
-        observation, reward = engine.observation_spec, engine.reward_spec
-        assert observation is not None, "`RolloutEngine.set_policy` has checked it"
-        plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
-        layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), steps)
+    def __init__(self, engine: InlineEngine, layout: TrajectoryLayout) -> None:
         self.results: ResultsWithoutArrays = ResultsWithoutArrays()
         self._engine = engine
         self.buffer: TrajectoryBuffer = TrajectoryBuffer(layout, ThreadMemory())

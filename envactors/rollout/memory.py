@@ -60,8 +60,9 @@ class TrajectoryBuffer:
         Raises:
             VectorEnvError: There is too little memory.
         """
-        own = self.trajectory.layout
+        own, actions = self.trajectory.layout, self.trajectory.actions
         self._set_layout(own._replace(action=own.action or layout.action, extras=own.extras or layout.extras))
+        self.trajectory.actions = actions or self.trajectory.actions  # those without an array have no region
 
     def _set_layout(self, layout: TrajectoryLayout) -> None:
         try:
