@@ -51,7 +51,8 @@ class ResultsWithoutArrays:
         self._read_infos(envs)
         self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
-        self.policy_errors.update(_exceptions_of(failures.policy_errors))
+        if failures.policy_error is not None:
+            self.policy_errors.update(_exceptions_of({envs.indices.start: failures.policy_error}))
         answered = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
         failure_infos = {key: self._failure_info(*key, envs) for key in answered}
         self.infos.update(failure_infos)  # at once, since each contains infos as the worker has returned them

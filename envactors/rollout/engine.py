@@ -14,7 +14,6 @@ a rollout stays in flight until its futures are resolved.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -55,8 +54,9 @@ class WorkerRolloutEngine(RolloutEngine):
     """
 
     _engine: RowEngine
-    # Set by `set_policy`, which comes before all rollouts.
-    _policy: _Policy
+    # Set by `set_policy`: the recipe of the policy, and the parameters that the user has given since.
+    _recipe: PolicyRecipe
+    _parameters: ParameterStore
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
@@ -85,13 +85,13 @@ class WorkerRolloutEngine(RolloutEngine):
         inferred = self._engine.observation_spec if self._engine.batcher.infers_spec else None
         layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, inferred)
         parameters = ParameterStore(self._memory, lock, lambda: [each.terms.parameters for each in self._in_flight])
-        self._policy = _Policy(recipe, parameters, layout)
+        self._recipe, self._parameters, self._layout = recipe, parameters, layout
         return loads
 
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        written = self._policy.parameters.write(pickled, arrays)
+        written = self._parameters.write(pickled, arrays)
         with self._table.lock:
-            self._policy.parameters.record(*written)
+            self._parameters.record(*written)
 
     def require_resets(self) -> None:
         lock = self._table.lock
@@ -108,7 +108,7 @@ class WorkerRolloutEngine(RolloutEngine):
         3. In one change, check again, since a signal handler or another thread may have started rollouts or steps
            meanwhile. Then everything begins.
         """
-        lock, policy = self._table.lock, self._policy
+        lock = self._table.lock
         # This also waits for a change that has resolved a future, and that ends its rollout next.
         lock.repair_if_interrupted()
         # It continues the rollouts that are in flight now, also if they end before it begins. So envs may need a reset.
@@ -117,8 +117,8 @@ class WorkerRolloutEngine(RolloutEngine):
         pickled = None if parameters is None else self._pickle_parameters(parameters)
         lease = ResultLease(group.indices.start for group in self._groups[: None if each else 1])
         with lock:
-            buffer = self._buffers.take(policy.layout._replace(steps=steps), lease)
-        written = None if pickled is None else policy.parameters.write(*pickled)
+            buffer = self._buffers.take(self._layout._replace(steps=steps), lease)
+        written = None if pickled is None else self._parameters.write(*pickled)
         copies = self._engine.reader.copies if copy is None else copy
         for group in self._groups:
             group.recycler.measure_memory()
@@ -130,10 +130,10 @@ class WorkerRolloutEngine(RolloutEngine):
             if not (continues or self._in_flight):
                 self._last_errors = {}
             if written is not None:
-                policy.parameters.record(*written)
+                self._parameters.record(*written)
             self._buffers.begin(buffer)
-            index, last = self._next_index, policy.parameters.last
-            terms = RolloutTerms(policy.recipe, last, index, buffer, copies, self._last_errors)
+            index, last = self._next_index, self._parameters.last
+            terms = RolloutTerms(self._recipe, last, index, buffer, copies, self._last_errors)
             rollout = RolloutInFlight(self._groups, terms, lease, self._on_end)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
@@ -167,7 +167,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _on_end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended."""
-        self._policy.layout = rollout.terms.buffer.trajectory.layout
+        self._layout = rollout.terms.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
@@ -183,21 +183,6 @@ class WorkerRolloutEngine(RolloutEngine):
     def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
         self._in_flight = rollouts
         self._table.record_rollouts(len(rollouts))
-
-
-@dataclasses.dataclass(eq=False)
-class _Policy:
-    """The policy of all actors.
-
-    Attributes:
-        recipe: Its recipe.
-        parameters: The parameters that the user has given.
-        layout: Layout of the last rollout which has ended, with the specs that the output of its policy has shown.
-    """
-
-    recipe: PolicyRecipe
-    parameters: ParameterStore
-    layout: TrajectoryLayout
 
 
 class RolloutInFlight:
@@ -262,7 +247,7 @@ class RolloutInFlight:
 
     def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
         """Return the outcome of consecutive actors, which the first thread that asks for the result reads."""
-        is_failure = any(part.failures.errors_to_raise or part.failures.policy_errors for part in parts)
+        is_failure = any(part.failures.errors_to_raise or part.failures.policy_error for part in parts)
         return LazyOutcome(functools.partial(self._read_outcome, parts), is_failure=is_failure)
 
     def _read_outcome(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:

@@ -58,7 +58,6 @@ class EnvRunner:
         trajectory, envs: As above.
         observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
             episode.
-        steps_chosen: That of the worker in the trajectory.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, envs: range) -> None:
@@ -71,7 +70,6 @@ class EnvRunner:
         # Leaves of each env's last observation that have no array in the trajectory.
         self._objects: list[list[Any]] = [[] for _ in envs]
         mine = slice_of(envs)
-        self.steps_chosen: memoryview[int] = trajectory.steps_chosen(envs)
         # A memoryview writes one number in a third of the time of an array.
         self._steps_written = trajectory.steps_written.data
 
@@ -123,7 +121,8 @@ class EnvRunner:
         Results are written at two places. Most results are *plain*: an array of numbers, a float, and a dict, without a
         reset within the step. This loop writes them, since one call more per step makes rollouts of light envs 7 %
         slower. `_write_result` writes all others. If the loop fails to write a plain result, since the observation must
-        be converted or does not fit, `_write_result` writes all of it again. Both keep to these rules:
+        be converted or does not fit, `_write_result` writes the observation, reward, and info again, or raises. Both
+        keep to these rules:
 
         - A step counts as done after its observation, reward, info, and boundary are written.
         - The plan passes a boundary after everything that may raise. So it passes each one once.
@@ -165,26 +164,27 @@ class EnvRunner:
                     else:
                         self._repeat(hosted, step)
                         continue
-                    if plain is None or type(result) is not tuple or len(result) != 5:
-                        self._write_result(hosted, plan, step, result)
-                        continue
-                    obs, reward, terminated, truncated, info = result
-                    is_boundary = terminated or truncated or kind == KIND_RESET
-                    is_plain = isinstance(reward, float) and type(info) is dict
-                    if is_plain and not (is_boundary and plan.resets_within_step):
-                        cell = step * count + index
-                        at = (cell + count) * width
-                        try:
-                            numbers[at : at + width] = obs
-                            rewards[cell] = reward
-                            if info:
-                                self._write_info(cell, info, [])
-                            if is_boundary:
-                                self._write_boundary(index, plan, step, terminated, truncated)
-                            steps_written[index] = step + 1
-                            continue
-                        except Exception:  # noqa: S110
-                            pass  # `_write_result` converts the observation, or says what does not fit
+                    # The plain path.
+                    if plain is not None and type(result) is tuple and len(result) == 5:
+                        obs, reward, terminated, truncated, info = result
+                        is_boundary = terminated or truncated or kind == KIND_RESET
+                        is_plain = isinstance(reward, float) and type(info) is dict
+                        if is_plain and not (is_boundary and plan.resets_within_step):
+                            cell = step * count + index
+                            at = (cell + count) * width
+                            try:
+                                numbers[at : at + width] = obs
+                                rewards[cell] = reward
+                                if info:
+                                    self._write_info(cell, info, [])
+                                if is_boundary:
+                                    self._write_boundary(index, plan, step, terminated, truncated)
+                                steps_written[index] = step + 1
+                            except Exception:  # noqa: S110
+                                pass  # some of it may be written, but neither the boundary nor the count
+                            else:
+                                continue
+                    # All other results, and plain ones that could not be written.
                     self._write_result(hosted, plan, step, result)
                 except BaseException as error:
                     failures.append((hosted.position, as_failure(error, page)))

@@ -34,8 +34,6 @@ class InlineRolloutEngine(RolloutEngine):
     """
 
     _engine: InlineEngine
-    # Layout of the last rollout, with the specs that the output of its policies has shown. Set by `set_policy`.
-    _layout: TrajectoryLayout
 
     def __init__(self, engine: InlineEngine) -> None:
         super().__init__(engine)
@@ -163,7 +161,7 @@ class InlineRollout:
         if layout is not None:
             self.buffer.add_room(layout)
             write_output(self.buffer.trajectory, envs, step, output)
-        self.buffer.trajectory.steps_chosen(envs)[0] = step + 1
+        self.buffer.trajectory.set_steps_chosen(envs, step + 1)
 
     def _write_kinds(self, step: int, envs: range) -> list[int]:
         """Write the kind of each env's step; return the envs that do not repeat their last observation.

@@ -35,11 +35,14 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
     layout, count, mine = trajectory.layout, len(envs), slice_of(envs)
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
-    expected = layout.extras or _specs_of_extras(extras)  # the first extras of any actor decide which there are
+    found = _specs_of_extras(extras)
+    expected = layout.extras or found  # the first extras of any actor decide which there are
     if layout.action is None or expected != layout.extras:
         return layout._replace(action=action, extras=expected)
-    if extras:
-        _check_extras(expected, extras)
+    if extras and dict(found) != dict(expected):
+        raise TypeError(
+            f"the policy returned the extras {dict(found)}: expected {dict(expected)}, as in an earlier step"
+        )
     for (name, _), array in zip(expected, trajectory.extras, strict=True):
         array[step, mine] = extras.get(name, 0)  # the trajectory may have those of an earlier rollout
     values = split_batch(action, actions, count, "the policy's actions")
@@ -110,20 +113,6 @@ def _specs_of_extras(extras: dict[str, npt.NDArray[Any]]) -> tuple[tuple[str, Ar
     if not all(spec.batchable for _, spec in specs):
         raise TypeError(f"the policy returned the extras {extras}: expected arrays of numbers")
     return specs
-
-
-def _check_extras(expected: tuple[tuple[str, ArraySpec], ...], extras: dict[str, npt.NDArray[Any]]) -> None:
-    """Check that extras are like those of earlier steps.
-
-    Raises:
-        TypeError: They are not.
-    """
-    for name, spec in expected:
-        values = extras.get(name)
-        if values is None or values.shape[1:] != spec.shape or values.dtype != spec.dtype:
-            raise TypeError(f"the policy returned {values!r} as the extra {name!r}: expected one {spec} per env")
-    if len(extras) != len(expected):
-        raise TypeError(f"the policy returned the extras {list(extras)}: expected {[name for name, _ in expected]}")
 
 
 def _spec_of_actions(actions: Any, count: int) -> ArraySpec:

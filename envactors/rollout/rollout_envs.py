@@ -137,7 +137,7 @@ class RolloutEnvs:
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]
         due = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
-        if running.method == "policy" and self.trajectory.steps_chosen(self.indices)[0] <= step:
+        if running.method == "policy" and self.trajectory.steps_chosen(self.indices) <= step:
             return due
         return [running.env] if running.method in ("step", "reset") and running.env in due else []
 
@@ -155,5 +155,5 @@ class RolloutEnvs:
     def drop_late_steps(self) -> None:
         """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
         self.trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
-        chosen = self.trajectory.steps_chosen(self.indices)
-        chosen[0] = min(chosen[0], self.next_step + 1)
+        chosen = min(self.trajectory.steps_chosen(self.indices), self.next_step + 1)
+        self.trajectory.set_steps_chosen(self.indices, chosen)

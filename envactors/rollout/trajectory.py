@@ -120,13 +120,17 @@ class Trajectory:
         # Arrays without elements need a region, too.
         self.sizes: list[int] = [add.size, add_action.size or len(self.actions), add_extra.size or len(self.extras)]
 
-    def steps_chosen(self, envs: range) -> memoryview[int]:
-        """Return the number of steps that the policy has chosen actions for, as the one item of writable memory.
+    def steps_chosen(self, envs: range) -> int:
+        """Return how many steps a policy has chosen actions for.
 
         Args:
-            envs: Indices of all envs of a worker, which has one policy.
+            envs: Indices of all envs that it acts for.
         """
-        return self._steps_chosen[envs.start : envs.start + 1].data
+        return int(self._steps_chosen[envs.start])
+
+    def set_steps_chosen(self, envs: range, count: int) -> None:
+        """Set how many steps a policy has chosen actions for, once it has written them."""
+        self._steps_chosen[envs.start] = count
 
     def cell(self, step: int, index: int) -> int:
         """Return the cell of a step of an env: its position in the arrays of infos, which are flat."""
@@ -152,7 +156,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.steps_written[slice_of(envs)].max()), self.steps_chosen(envs)[0])
+            written = max(int(self.steps_written[slice_of(envs)].max()), self.steps_chosen(envs))
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]
