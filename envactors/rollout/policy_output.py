@@ -35,14 +35,13 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
     layout, count, mine = trajectory.layout, len(envs), slice_of(envs)
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
-    found = _specs_of_extras(extras)
-    expected = layout.extras or found  # the first extras of any actor decide which there are
+    expected = layout.extras or _specs_of_extras(extras)  # the first extras of any actor decide which there are
     if layout.action is None or expected != layout.extras:
         return layout._replace(action=action, extras=expected)
-    if extras and dict(found) != dict(expected):
-        raise TypeError(
-            f"the policy returned the extras {dict(found)}: expected {dict(expected)}, as in an earlier step"
-        )
+    found = {name: (values.shape[1:], values.dtype) for name, values in extras.items()}
+    known = {name: (spec.shape, spec.dtype) for name, spec in expected}
+    if extras and found != known:
+        raise TypeError(f"the policy returned the extras {found} per env: expected {known}, as in an earlier step")
     for (name, _), array in zip(expected, trajectory.extras, strict=True):
         array[step, mine] = extras.get(name, 0)  # the trajectory may have those of an earlier rollout
     values = split_batch(action, actions, count, "the policy's actions")
