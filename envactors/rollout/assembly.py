@@ -44,6 +44,9 @@ class ResultsWithoutArrays:
     def add_part(self, part: RolloutPart) -> None:
         """Add the results of one actor. Runs code of users.
 
+        Infos and errors come first, since the info of a truncated step is made of them: it contains its error, and the
+        info before a reset within it.
+
         Raises:
             BaseException: Whatever unpickling raises.
         """
@@ -55,23 +58,16 @@ class ResultsWithoutArrays:
             self.policy_errors.update(_exceptions_of({envs.indices.start: failures.policy_error}))
         answered = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
         failure_infos = {key: self._failure_info(*key, envs) for key in answered}
-        self.infos.update(failure_infos)  # at once, since each contains infos as the worker has returned them
+        self.infos.update(failure_infos)  # only now: each is made of infos of the worker
 
     def _read_infos(self, envs: RolloutEnvs) -> None:
         """Read the infos and object leaves of an actor's steps."""
-        trajectory, layout = envs.trajectory, envs.trajectory.layout
-        first, mine = envs.indices.start, slice_of(envs.indices)
+        trajectory = envs.trajectory
         if not trajectory.has_all_leaves:
             for key, content in envs.last_results.contents_before_step.items():
                 self.objects[key] = [] if content is None else decode(content)[1]
-        encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
-        if not encodings.any():
-            return
-        steps, positions = (encodings != PLAIN).nonzero()
-        is_done = steps < trajectory.steps_written[mine][positions]
-        steps = steps[is_done]
-        indices = positions[is_done] + first
-        cells = steps * layout.envs + indices
+        steps, indices = _steps_with_infos(trajectory, envs.indices)
+        cells = steps * trajectory.layout.envs + indices
         reader = Infos(trajectory)
         # Infos of one size are most often of one layout, too, and are then decoded together.
         sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
@@ -144,6 +140,14 @@ def assemble(
     if errors_to_raise:
         return None, step_error(errors_to_raise, rollout, len(envs), "rollout")
     return rollout, None
+
+
+def _steps_with_infos(trajectory: Trajectory, envs: range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the complete steps that have an encoded info, and the env of each."""
+    mine = slice_of(envs)
+    steps, positions = (trajectory.info_encoding.reshape(-1, trajectory.layout.envs)[:, mine] != PLAIN).nonzero()
+    is_complete = steps < trajectory.steps_written[mine][positions]
+    return steps[is_complete], positions[is_complete] + envs.start
 
 
 def _observations(trajectory: Trajectory, results: ResultsWithoutArrays) -> list[npt.NDArray[Any]]:

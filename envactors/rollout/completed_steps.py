@@ -24,7 +24,7 @@ def accept_completed(table: EnvTable, envs: RolloutEnvs) -> int:
 
 
 def _accept_steps_of(table: EnvTable, envs: RolloutEnvs, index: int, ends: bytes, starts: bytes, kinds: bytes) -> None:
-    """Accept the next steps of an env.
+    """Accept the next steps of an env: the journal first, since `RolloutEnvs.accept` advances the plan that it needs.
 
     Args:
         table: The envs of the vector.

@@ -64,7 +64,8 @@ class WorkerRolloutEngine(RolloutEngine):
         for position, group in enumerate(self._groups):
             group.end_rollout_parts = functools.partial(self._end_parts, position)
         self._actors = [group.actor for group in self._groups]
-        # The last error of each env in rollouts that continue each other; one that continues no other begins anew.
+        # The last error of each env, in the rollouts in flight and those before them that they continue. A rollout that
+        # starts while no other is in flight gets a new dict.
         self._last_errors: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
@@ -109,9 +110,11 @@ class WorkerRolloutEngine(RolloutEngine):
            meanwhile. Then everything begins.
         """
         lock = self._table.lock
-        # This also waits for a change that has resolved a future, and that ends its rollout next.
+        # A caller that has just seen a future done may come before the end of its rollout, in the same change. The lock
+        # is free once that change is over.
         lock.repair_if_interrupted()
-        # It continues the rollouts that are in flight now, also if they end before it begins. So envs may need a reset.
+        # A rollout continues those that are in flight now, even if they end before it begins. Then envs may need a reset
+        # when it begins.
         continues = bool(self._in_flight)
         self._check_startable(continues=continues)
         pickled = None if parameters is None else self._pickle_parameters(parameters)
@@ -171,9 +174,11 @@ class WorkerRolloutEngine(RolloutEngine):
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
-        """End the parts of an actor after an interrupt, also those that it does not know of.
+        """End the parts of an actor after an interrupt, and complete what the interrupt has cut off.
 
-        `deliver` may have been interrupted after a part had ended, and `_set_in_flight` before the table had the count.
+        - A part may have ended, and not left the queue of its actor: so this goes through the rollouts, not the queue.
+        - A part may have ended, and its future not been resolved: so this calls `deliver`.
+        - `_set_in_flight` may have set the list, and not the count of the table: so this calls it again.
         """
         for rollout in list(self._in_flight):
             rollout.parts[position].fail(error_of)

@@ -218,9 +218,8 @@ class EnvRunner:
             BaseException: A reset within the step raises.
         """
         page, trajectory, layout, index = self._page, self.trajectory, self.trajectory.layout, hosted.index
-        is_reset, fields = plan.kind == KIND_RESET, result
-        if not is_reset:
-            fields = hosted.take(result, plan.resets_within_step, plan.seed)
+        is_reset = plan.kind == KIND_RESET
+        fields = result if is_reset else hosted.take(result, plan.resets_within_step, plan.seed)
         if page.is_timing:
             method = page.counters[METHOD]
             page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, hosted.position, method)

@@ -49,9 +49,9 @@ class RolloutFailures:
     def settle_lost_episodes(self, call_id: int) -> None:
         """Decide about the envs that cannot take their next step, since their episode was lost with their process.
 
-        A loss concerns the next step of an env, and some envs are ahead of others. So the envs that have got least far
-        come first. An error to raise there ends the rollout before the next steps of the others, whose losses the next
-        rollout or call of `step` reports.
+        A loss concerns the next step of an env, and some envs are ahead of others. So this begins with the envs that are
+        behind. If one of them has an error to raise, the rollout ends there: the envs ahead take no further step, and
+        their losses are left to the next rollout or call of `step`.
         """
         envs, current = self._envs, self._envs.next_step
         for index, step in sorted(envs.accepted_steps.items(), key=operator.itemgetter(1)):

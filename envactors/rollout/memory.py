@@ -27,9 +27,10 @@ class Region(NamedTuple):
 
 
 class ResultLease(set[int]):
-    """The results of a rollout that nobody has read: the first env of each of its futures.
+    """Holds a buffer for the results of a rollout: the first env of each future whose result nobody has read.
 
-    Its buffer refers to this weakly. Once the rollout and its futures are gone, nobody can read the results.
+    It ends when it is empty, since all results were read, or when it is freed. The rollout owns it, and the buffer only
+    refers to it weakly. So it also ends with the last future of a rollout that has ended, or with a start that fails.
     """
 
 
@@ -85,7 +86,15 @@ class TrajectoryBuffer:
 class TrajectoryBuffers:
     """The buffers of a vector, which its rollouts use in turns. Call the methods under the lock of the vector.
 
-    A rollout first takes a buffer, and then begins with it. If it fails in between, the buffer is free again.
+        free     nobody uses it
+          │ take
+        taken    a start writes nothing to it yet; if the start fails, its lease ends, and the buffer is free
+          │ begin
+        last     of all buffers; its rollout writes to it, or has ended
+          │ begin, of another buffer
+        held     until its lease ends; then it is free
+
+    A buffer that is free when a rollout of another layout begins is freed.
 
     Args:
         memory: Memory of the vector.
@@ -93,14 +102,14 @@ class TrajectoryBuffers:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        # In the order in which rollouts began with them, after those with which none has begun.
+        # Buffers that no rollout has begun with come first; the others follow in the order of their last `begin`.
         self._buffers: list[TrajectoryBuffer] = []
 
     def take(self, layout: TrajectoryLayout, lease: ResultLease) -> TrajectoryBuffer:
-        """Return a free buffer, which is held for these results.
+        """Return a free buffer, which is held for as long as the lease lasts.
 
-        Without copies, a result is valid until the next rollout but one begins. So the last buffer is not free, even if
-        its results were read.
+        Without copies, a result is valid until the next rollout but one begins, also after it was read. So the last
+        buffer is not free, even if its lease has ended.
 
         Raises:
             VectorEnvError: There is too little memory.

@@ -305,9 +305,11 @@ class RolloutPart(Job):
         4. The rollout is told, and resolves its futures if this was the last part that they wait for.
         5. The actor continues: its process is replaced if that is due, and the states of envs are saved.
 
-        After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`. Before the third step, all steps run again,
-        the first two with the same effect. After it, `_end_parts` itself does the fourth, and the fifth is skipped,
-        since a repair replaces the process anyway.
+        After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`, and thus this, again:
+
+        - Before the third step, the part has not ended. So all steps run; the first two may run twice.
+        - After it, this does nothing. `_end_parts` does the fourth step. Nobody does the fifth, since the repair after
+          an interrupt replaces the process anyway.
         """
         if self.has_ended:
             return

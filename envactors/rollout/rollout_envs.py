@@ -19,7 +19,7 @@ from envactors.actor.activity import Activity
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import RESET, slice_of
 from envactors.replay import PostedRequest
-from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, next_kind
+from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, kind_after_end, next_kind
 from envactors.rollout.last_results import RolloutLastResults
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
@@ -99,8 +99,8 @@ class RolloutEnvs:
             root_seed = None if seed is None else episodes.root_seeds[index]
             if kind == KIND_RESET:
                 seed = episodes.seed_of_reset(index, table.rows.incarnations[index])
-            kind_after_end, episode = KIND_AFTER_END[episodes.autoreset.name], episodes.episode_numbers[index]
-            self.plans[index] = EnvPlan(first_step, kind, kind_after_end, seed, root_seed, episode)
+            after_end, episode = kind_after_end(episodes.autoreset), episodes.episode_numbers[index]
+            self.plans[index] = EnvPlan(first_step, kind, after_end, seed, root_seed, episode)
         return [*self.plans.values()]
 
     def last_contents(self) -> list[bytes | None]:
@@ -123,7 +123,10 @@ class RolloutEnvs:
         return PostedRequest(op, None if plan is None else plan.seed, payload, within, actions)
 
     def pickled_action(self, step: int, index: int) -> bytes:
-        """Return an action that has no place in rows: its spec is inferred, and is that of one array."""
+        """Return the action of a step, if the action spec is inferred: rows have no memory for it.
+
+        An inferred spec is that of one array.
+        """
         return bytes(dumps(self.trajectory.actions[0][step, index].copy()[()]))
 
     # Failures --------------------------------------------------------------------------------------------
