@@ -113,8 +113,8 @@ class WorkerRolloutEngine(RolloutEngine):
         # A caller that has just seen a future done may come before the end of its rollout, in the same change. The lock
         # is free once that change is over.
         lock.repair_if_interrupted()
-        # A rollout continues those that are in flight now, even if they end before it begins. Then envs may need a reset
-        # when it begins.
+        # A rollout continues those that are in flight now, even if they end before it begins. So envs may need a reset
+        # when it does.
         continues = bool(self._in_flight)
         self._check_startable(continues=continues)
         pickled = None if parameters is None else self._pickle_parameters(parameters)

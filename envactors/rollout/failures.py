@@ -49,7 +49,7 @@ class RolloutFailures:
     def settle_lost_episodes(self, call_id: int) -> None:
         """Decide about the envs that cannot take their next step, since their episode was lost with their process.
 
-        A loss concerns the next step of an env, and some envs are ahead of others. So this begins with the envs that are
+        A loss concerns the next step of an env, and some envs are ahead of others. So this begins with those that are
         behind. If one of them has an error to raise, the rollout ends there: the envs ahead take no further step, and
         their losses are left to the next rollout or call of `step`.
         """
