@@ -263,7 +263,8 @@ class RolloutInFlight:
     def _assemble(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users.
 
-        The memory is free once this is over. So an interrupt before the end leaves the result to the next caller.
+        At the end, the lease holds the memory no longer for these actors. An interrupt before that leaves the result to
+        the next caller.
         """
         results = ResultsWithoutArrays()
         for part in parts:

@@ -120,9 +120,9 @@ class EnvRunner:
 
         Results are written at two places. Most results are *plain*: an array of numbers, a float, and a dict, without a
         reset within the step. This loop writes them, since one call more per step makes rollouts of light envs 7 %
-        slower. `_write_result` writes all others. If the loop fails to write a plain result, since the observation must
-        be converted or does not fit, `_write_result` writes the observation, reward, and info again, or raises. Both
-        keep to these rules:
+        slower. `_write_result` writes all others. The loop may fail to write a plain result, since the observation must
+        be converted or does not fit. By then, the observation, reward, and info may be written, but the plan has not
+        passed the boundary. `_write_result` then writes all of them again, or raises. Both keep to these rules:
 
         - A step counts as done after its observation, reward, info, and boundary are written.
         - The plan passes a boundary after everything that may raise. So it passes each one once.
@@ -181,7 +181,7 @@ class EnvRunner:
                                     self._write_boundary(index, plan, step, terminated, truncated)
                                 steps_written[index] = step + 1
                             except Exception:  # noqa: S110
-                                pass  # some of it may be written, but neither the boundary nor the count
+                                pass  # what has been written is written again
                             else:
                                 continue
                     # All other results, and plain ones that could not be written.

@@ -45,7 +45,7 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
-        lease: That of the rollout that has taken the buffer last; None before the first.
+        lease: Lease of the rollout that has taken the buffer last; None before the first.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:

@@ -77,7 +77,7 @@ class _RecipeRule:
         self._last_incarnation: int | None = None
 
     def on_order(self, incarnation: int) -> None:
-        """Decide about the next order, to the process with an incarnation."""
+        """Decide about an order to the process with this incarnation."""
         self.is_in_order = self._is_policy_missing or self._last_incarnation not in (None, incarnation)
         self._last_incarnation, self._is_policy_missing = incarnation, False
 
