@@ -44,8 +44,8 @@ class ResultsWithoutArrays:
     def add_part(self, part: RolloutPart) -> None:
         """Add the results of one actor. Runs code of users.
 
-        Infos and errors come first, since the info of a truncated step is made of them: it contains its error, and the
-        info before a reset within it.
+        The infos of truncated steps come last. Each contains the error of its step and, if the step has reset the env,
+        the info before it. All of them are made before one is added, since they contain infos of the worker only.
 
         Raises:
             BaseException: Whatever unpickling raises.
@@ -56,9 +56,8 @@ class ResultsWithoutArrays:
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
         if failures.policy_error is not None:
             self.policy_errors.update(_exceptions_of({envs.indices.start: failures.policy_error}))
-        answered = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
-        failure_infos = {key: self._failure_info(*key, envs) for key in answered}
-        self.infos.update(failure_infos)  # only now: each is made of infos of the worker
+        truncated = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
+        self.infos.update({key: self._failure_info(*key, envs) for key in truncated})
 
     def _read_infos(self, envs: RolloutEnvs) -> None:
         """Read the infos and object leaves of an actor's steps."""
