@@ -174,7 +174,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
-        """End the parts of an actor after an interrupt, and complete what the interrupt has cut off.
+        """End the parts of an actor after an interrupt, and repeat the statements that it may have skipped.
 
         - A part may have ended, and not left the queue of its actor: so this goes through the rollouts, not the queue.
         - A part may have ended, and its future not been resolved: so this calls `deliver`.

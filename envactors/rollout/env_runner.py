@@ -181,7 +181,7 @@ class EnvRunner:
                                     self._write_boundary(index, plan, step, terminated, truncated)
                                 steps_written[index] = step + 1
                             except Exception:  # noqa: S110
-                                pass  # what has been written is written again
+                                pass  # the observation, reward, and info are written again
                             else:
                                 continue
                     # All other results, and plain ones that could not be written.
