@@ -19,7 +19,7 @@ the first call of the policy.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -158,31 +158,35 @@ class Trajectory:
         if end is None:
             written = max(int(self.steps_written[slice_of(envs)].max()), self.steps_chosen(envs))
             end = min(max(start, written), self.layout.steps)
-        content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
-        content += [block.tobytes() for block in self._blocks(envs, start, end)]
-        content += [self.inline_info(cell) for cell in self._cells_with_infos(envs, start, end)]
-        return b"".join(content)
+        return b"".join([_RANGE.pack(start, end), *(block.tobytes() for block in self._blocks(envs, start, end))])
 
     def unpack(self, envs: range, content: bytes | memoryview) -> None:
         """Write steps that `pack` serialized."""
         start, end = _RANGE.unpack_from(content)
         at = _RANGE.size
         for block in self._blocks(envs, start, end):
+            if at == len(content):  # the sender had no room for extras
+                return
             block[...] = np.frombuffer(content, block.dtype, block.size, at).reshape(block.shape)
             at += block.nbytes
-        for cell in self._cells_with_infos(envs, start, end):
-            room = self.inline_info(cell)
-            room[:] = content[at : at + len(room)]
-            at += len(room)
 
-    def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
-        """Return some envs and steps of each array, except for the contents of infos."""
+    def _blocks(self, envs: range, start: int, end: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield some envs and steps of each array.
+
+        Infos come after their sizes, which `unpack` must write first. Extras come last, since only one of two layouts
+        may have them: the caller adds room for those of one worker while another runs.
+        """
         mine = slice_of(envs)
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.checksums, self.rewards, info_sizes, *self.actions, *self.extras]
+        timed: list[npt.NDArray[Any]] = [self.checksums, self.rewards, info_sizes, *self.actions]
         counts, flags = self.counts[:, mine], self.flags[:, start : end + 1, mine]
-        return [counts, flags, *observations, *(array[start:end, mine] for array in timed)]
+        yield from (counts, flags)
+        yield from observations
+        yield from (array[start:end, mine] for array in timed)
+        for cell in self._cells_with_infos(envs, start, end):
+            yield self.inline_infos[cell, : self.inline_info_sizes[cell]]
+        yield from (array[start:end, mine] for array in self.extras)
 
     def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
         """Return the cells of some envs and steps whose infos are in the trajectory."""
