@@ -380,8 +380,9 @@ class VectorEnv(BoundToProcess):
             make_policy: Called without arguments in each worker; returns the policy. The worker calls it as
                 ``policy(obs, context)``: ``obs`` contains read-only observations of the worker's envs, batched as
                 `step` returns them, and ``context`` is a `PolicyContext`. The policy returns actions, as `step` takes
-                them, or ``(actions, extras)``, where ``extras`` is a dict of arrays with the envs along axis 0. If the
-                policy has a method ``load``, the worker calls it with the parameters of a rollout.
+                them, or ``(actions, extras)``, where ``extras`` is a dict of arrays with the envs along axis 0. The
+                extras of all steps have the same names, shapes, and dtypes; steps without any get zeros. If the policy
+                has a method ``load``, the worker calls it with the parameters of a rollout.
             seed: Seed of the random numbers that ``context.rng`` draws.
 
         Raises:

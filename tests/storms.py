@@ -74,7 +74,7 @@ def make_storm(make, **options):
 
 
 def longest_journal(envs):
-    return max(journal._size for actor in envs.actors for journal in journals(actor))
+    return max(journal._cost for actor in envs.actors for journal in journals(actor))
 
 
 def restarts_of(envs):

@@ -94,6 +94,8 @@ class Job:
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return the part of the job that an ended process has not completed.
 
+        This is the last chance to accept results that the process has left in shared memory.
+
         The job is the culprit if the worker had begun it, as its control page tells, or if the parent has ended the
         process because of it.
         """

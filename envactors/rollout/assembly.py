@@ -24,7 +24,7 @@ StepKey: TypeAlias = tuple[int, int]
 
 
 @dataclasses.dataclass(eq=False)
-class LooseResults:
+class ResultsWithoutArrays:
     """All results of a rollout that have no array in its trajectory.
 
     Attributes:
@@ -44,6 +44,9 @@ class LooseResults:
     def add_part(self, part: RolloutPart) -> None:
         """Add the results of one actor. Runs code of users.
 
+        The infos of truncated steps come last. Each contains the error of its step and, if the step has reset the env,
+        the info before it. All of them are made before one is added, since they contain infos of the worker only.
+
         Raises:
             BaseException: Whatever unpickling raises.
         """
@@ -51,26 +54,19 @@ class LooseResults:
         self._read_infos(envs)
         self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
-        self.policy_errors.update(_exceptions_of(failures.policy_errors))
-        answered = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
-        failure_infos = {key: self._failure_info(*key, envs) for key in answered}
-        self.infos.update(failure_infos)  # at once, since each contains infos as the worker has returned them
+        if failures.policy_error is not None:
+            self.policy_errors.update(_exceptions_of({envs.indices.start: failures.policy_error}))
+        truncated = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
+        self.infos.update({key: self._failure_info(*key, envs) for key in truncated})
 
     def _read_infos(self, envs: RolloutEnvs) -> None:
         """Read the infos and object leaves of an actor's steps."""
-        trajectory, layout = envs.trajectory, envs.trajectory.layout
-        first, mine = envs.indices.start, slice_of(envs.indices)
+        trajectory = envs.trajectory
         if not trajectory.has_all_leaves:
             for key, content in envs.last_results.contents_before_step.items():
                 self.objects[key] = [] if content is None else decode(content)[1]
-        encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
-        if not encodings.any():
-            return
-        steps, positions = (encodings != PLAIN).nonzero()
-        is_done = steps < trajectory.steps_done[mine][positions]
-        steps = steps[is_done]
-        indices = positions[is_done] + first
-        cells = steps * layout.envs + indices
+        steps, indices = _steps_with_infos(trajectory, envs.indices)
+        cells = steps * trajectory.layout.envs + indices
         reader = Infos(trajectory)
         # Infos of one size are most often of one layout, too, and are then decoded together.
         sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
@@ -101,18 +97,18 @@ class LooseResults:
 
 
 def assemble(
-    trajectory: Trajectory, envs: range, loose: LooseResults, versions: npt.NDArray[np.int64], *, copies: bool
+    trajectory: Trajectory, envs: range, results: ResultsWithoutArrays, versions: npt.NDArray[np.int64], *, copies: bool
 ) -> tuple[Rollout | None, BaseException | None]:
     """Return the result of consecutive envs, or the error to raise in its place.
 
     Args:
         trajectory: The trajectory that the actors have written to.
         envs: The envs.
-        loose: The results that have no array in the trajectory.
+        results: The results that have no array in the trajectory.
         versions: How often the user had given parameters since the policy was set; one per actor.
         copies: Whether to copy the arrays.
     """
-    for first_env, policy_error in loose.policy_errors.items():
+    for first_env, policy_error in results.policy_errors.items():
         if first_env in envs:
             return None, policy_error
     layout, mine = trajectory.layout, slice_of(envs)
@@ -121,8 +117,8 @@ def assemble(
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    was_run = np.arange(steps)[:, None] < trajectory.steps_done[mine]
-    observations = _observations(trajectory, loose)
+    was_run = np.arange(steps)[:, None] < trajectory.steps_written[mine]
+    observations = _observations(trajectory, results)
     spec = layout.inferred or layout.observation
     rollout = Rollout(
         env_ids=np.arange(envs.start, envs.stop),
@@ -134,23 +130,31 @@ def assemble(
         starts=view(trajectory.starts),
         extras={name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
         last_obs=unflatten(spec, (array[steps, mine].copy() for array in observations)),
-        infos=[(*key, loose.infos[key]) for key in sorted(loose.infos) if key[1] in envs],
-        failures=[(*key, loose.errors_by_step[key]) for key in sorted(loose.errors_by_step) if key[1] in envs],
+        infos=[(*key, results.infos[key]) for key in sorted(results.infos) if key[1] in envs],
+        failures=[(*key, results.errors_by_step[key]) for key in sorted(results.errors_by_step) if key[1] in envs],
         policy_version=versions,
         valid=was_run & (trajectory.kinds[:, mine] == KIND_STEP),
     )
-    errors_to_raise = {index: error for index, error in loose.errors_to_raise.items() if index in envs}
+    errors_to_raise = {index: error for index, error in results.errors_to_raise.items() if index in envs}
     if errors_to_raise:
         return None, step_error(errors_to_raise, rollout, len(envs), "rollout")
     return rollout, None
 
 
-def _observations(trajectory: Trajectory, loose: LooseResults) -> list[npt.NDArray[Any]]:
+def _steps_with_infos(trajectory: Trajectory, envs: range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the complete steps that have an encoded info, and the env of each."""
+    mine = slice_of(envs)
+    steps, positions = (trajectory.info_encoding.reshape(-1, trajectory.layout.envs)[:, mine] != PLAIN).nonzero()
+    is_complete = steps < trajectory.steps_written[mine][positions]
+    return steps[is_complete], positions[is_complete] + envs.start
+
+
+def _observations(trajectory: Trajectory, results: ResultsWithoutArrays) -> list[npt.NDArray[Any]]:
     """Return an array per leaf of the observations; leaves without an array become arrays of objects."""
     layout = trajectory.layout
     count = sum(array is None for array in trajectory.observations)
     objects = [np.full((layout.steps + 1, layout.envs), None, object) for _ in range(count)]
-    for key, leaves in loose.objects.items():
+    for key, leaves in results.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
     if layout.inferred is not None:

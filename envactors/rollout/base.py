@@ -13,6 +13,7 @@ from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.mailbox.pickling import pickle_argument
 from envactors.rollout.memory import pickle_parameters
 from envactors.rollout.results import Rollout
+from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.vector.base import Engine
 
 RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
@@ -24,6 +25,10 @@ class RolloutEngine(abc.ABC):
     Args:
         engine: Steps the envs.
     """
+
+    # Layout of the last rollout that has ended, with the specs that the output of its policy has shown. `set_policy`
+    # makes the first one, without any steps.
+    _layout: TrajectoryLayout
 
     def __init__(self, engine: Engine) -> None:
         # The index of the next rollout since the policy was set.

@@ -12,7 +12,7 @@ from envactors.vector.table import EnvTable
 def accept_completed(table: EnvTable, envs: RolloutEnvs) -> int:
     """Accept all steps of one actor that are complete and were not accepted; return how many there are."""
     trajectory, before = envs.trajectory, list(envs.accepted_steps.values())
-    done: list[int] = trajectory.steps_done[slice_of(envs.indices)].tolist()
+    done: list[int] = trajectory.steps_written[slice_of(envs.indices)].tolist()
     after = [min(max(new, old), envs.steps) for new, old in zip(done, before, strict=True)]
     for index, old, new in zip(envs.indices, before, after, strict=True):
         if new > old:
@@ -24,7 +24,7 @@ def accept_completed(table: EnvTable, envs: RolloutEnvs) -> int:
 
 
 def _accept_steps_of(table: EnvTable, envs: RolloutEnvs, index: int, ends: bytes, starts: bytes, kinds: bytes) -> None:
-    """Accept the next steps of an env.
+    """Accept the next steps of an env: the journal first, since `RolloutEnvs.accept` advances the plan that it needs.
 
     Args:
         table: The envs of the vector.
@@ -46,22 +46,22 @@ def _record_in_journal(table: EnvTable, envs: RolloutEnvs, index: int, starts: b
     """Record the next steps of an env without its repeats. The journal begins anew with the last seeded reset."""
     trajectory, journal, first = envs.trajectory, table.journals.flushed(index), envs.accepted_steps[index]
     end = first + len(kinds)
-    checks: list[int] = trajectory.checks[first:end, index].tolist()
+    checksums: list[int] = trajectory.checksums[first:end, index].tolist()
     position, seed = _last_seeded_start(envs.plans[index], starts)
     if seed is not None:
-        journal.begin(seed, checks[position])
+        journal.begin(seed, checksums[position])
     begin = 0 if seed is None else position + 1
     if begin == len(kinds):
         return
     if table.slab.layout.action is not None:
         actions = [array[first + begin : end, index].tobytes() for array in trajectory.actions]
-        journal.record_steps(actions, kinds[begin:], checks[-1])
+        journal.record_steps(actions, kinds[begin:], checksums[-1])
         return
     within = table.attach.resets_within_step
     for offset in range(begin, len(kinds)):
         is_reset = kinds[offset] == KIND_RESET
         payload = None if is_reset else envs.pickled_action(first + offset, index)
-        journal.record_request(PostedRequest(RESET * is_reset, None, payload, within, ()), checks[offset])
+        journal.record_request(PostedRequest(RESET * is_reset, None, payload, within, ()), checksums[offset])
 
 
 def _last_seeded_start(plan: EnvPlan, starts: bytes) -> tuple[int, int | None]:

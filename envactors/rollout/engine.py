@@ -14,7 +14,6 @@ a rollout stays in flight until its futures are resolved.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -31,11 +30,11 @@ from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_runner
-from envactors.rollout.assembly import LooseResults, assemble
+from envactors.rollout.assembly import ResultsWithoutArrays, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
-from envactors.rollout.memory import ParameterStore, TrajectoryBuffers, UnreadResults
+from envactors.rollout.memory import ParameterStore, ResultLease, TrajectoryBuffers
 from envactors.rollout.messages import PolicyRecipe
-from envactors.rollout.part import RolloutPart, RolloutSpec
+from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.runtime import Runtime
@@ -43,7 +42,7 @@ from envactors.vector.engine import RowEngine
 from envactors.vector.env_group import EnvGroup
 
 # Most rollouts in flight.
-_MOST = 2
+_MOST_IN_FLIGHT = 2
 
 
 class WorkerRolloutEngine(RolloutEngine):
@@ -55,8 +54,9 @@ class WorkerRolloutEngine(RolloutEngine):
     """
 
     _engine: RowEngine
-    # Set by `set_policy`, which comes before all rollouts.
-    _policy: _Policy
+    # Set by `set_policy`: the recipe of the policy, and the parameters that the user has given since.
+    _recipe: PolicyRecipe
+    _parameters: ParameterStore
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
@@ -64,7 +64,8 @@ class WorkerRolloutEngine(RolloutEngine):
         for position, group in enumerate(self._groups):
             group.end_rollout_parts = functools.partial(self._end_parts, position)
         self._actors = [group.actor for group in self._groups]
-        # The last error of each env in rollouts that continue each other; one that continues no other begins anew.
+        # The last error of each env, in the rollouts in flight and those before them that they continue. A rollout that
+        # starts while no other is in flight gets a new dict.
         self._last_errors: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
@@ -84,14 +85,14 @@ class WorkerRolloutEngine(RolloutEngine):
         rows, lock = self._table.slab.layout, self._table.lock
         inferred = self._engine.observation_spec if self._engine.batcher.infers_spec else None
         layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, inferred)
-        parameters = ParameterStore(self._memory, lock, lambda: [each.spec.parameters for each in self._in_flight])
-        self._policy = _Policy(recipe, parameters, layout)
+        parameters = ParameterStore(self._memory, lock, lambda: [each.terms.parameters for each in self._in_flight])
+        self._recipe, self._parameters, self._layout = recipe, parameters, layout
         return loads
 
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        written = self._policy.parameters.write(pickled, arrays)
+        written = self._parameters.write(pickled, arrays)
         with self._table.lock:
-            self._policy.parameters.record(*written)
+            self._parameters.record(*written)
 
     def require_resets(self) -> None:
         lock = self._table.lock
@@ -108,17 +109,19 @@ class WorkerRolloutEngine(RolloutEngine):
         3. In one change, check again, since a signal handler or another thread may have started rollouts or steps
            meanwhile. Then everything begins.
         """
-        lock, policy = self._table.lock, self._policy
-        # This also waits for a change that has resolved a future, and that ends its rollout next.
+        lock = self._table.lock
+        # A caller that has just seen a future done may come before the end of its rollout, in the same change. The lock
+        # is free once that change is over.
         lock.repair_if_interrupted()
-        # It continues the rollouts that are in flight now, also if they end before it begins. So envs may need a reset.
+        # A rollout continues those that are in flight now, even if they end before it begins. So envs may need a reset
+        # when it does.
         continues = bool(self._in_flight)
         self._check_startable(continues=continues)
         pickled = None if parameters is None else self._pickle_parameters(parameters)
-        unread = UnreadResults(group.indices.start for group in self._groups[: None if each else 1])
+        lease = ResultLease(group.indices.start for group in self._groups[: None if each else 1])
         with lock:
-            buffer = self._buffers.take(policy.layout._replace(steps=steps), unread)
-        written = None if pickled is None else policy.parameters.write(*pickled)
+            buffer = self._buffers.take(self._layout._replace(steps=steps), lease)
+        written = None if pickled is None else self._parameters.write(*pickled)
         copies = self._engine.reader.copies if copy is None else copy
         for group in self._groups:
             group.recycler.measure_memory()
@@ -130,11 +133,11 @@ class WorkerRolloutEngine(RolloutEngine):
             if not (continues or self._in_flight):
                 self._last_errors = {}
             if written is not None:
-                policy.parameters.record(*written)
+                self._parameters.record(*written)
             self._buffers.begin(buffer)
-            index, last = self._next_index, policy.parameters.last
-            spec = RolloutSpec(policy.recipe, last, index, buffer, copies, self._last_errors)
-            rollout = RolloutInFlight(self._groups, spec, unread, self._on_end)
+            index, last = self._next_index, self._parameters.last
+            terms = RolloutTerms(self._recipe, last, index, buffer, copies, self._last_errors)
+            rollout = RolloutInFlight(self._groups, terms, lease, self._on_end)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
@@ -144,7 +147,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def check_free(self) -> None:
         self._table.lock.repair_if_interrupted()  # see `start`
-        self._check_free(fewer_than=1)
+        self._check_in_flight(fewer_than=1)
 
     def _check_startable(self, *, continues: bool) -> None:
         """Raise if no rollout can start; see `RolloutEngine.start`.
@@ -152,14 +155,14 @@ class WorkerRolloutEngine(RolloutEngine):
         Args:
             continues: Whether it continues others, so that envs may need a reset.
         """
-        self._check_free(fewer_than=_MOST)
+        self._check_in_flight(fewer_than=_MOST_IN_FLIGHT)
         if not (continues or self._in_flight):
             self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         for actor in self._actors:
             if actor.is_closing:
                 raise actor.errors.actor_closed(Activity("rollout", actor.config.first_index))
 
-    def _check_free(self, *, fewer_than: int) -> None:
+    def _check_in_flight(self, *, fewer_than: int) -> None:
         """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""
         if (count := len(self._in_flight)) >= fewer_than:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
@@ -167,13 +170,15 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _on_end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended."""
-        self._policy.layout = rollout.spec.buffer.trajectory.layout
+        self._layout = rollout.terms.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
-        """End the parts of an actor after an interrupt, also those that it does not know of.
+        """End the parts of an actor after an interrupt, and repeat the statements that it may have skipped.
 
-        `deliver` may have been interrupted after a part had ended, and `_set_in_flight` before the table had the count.
+        - A part may have ended, and not left the queue of its actor: so this goes through the rollouts, not the queue.
+        - A part may have ended, and its future not been resolved: so this calls `deliver`.
+        - `_set_in_flight` may have set the list, and not the count of the table: so this calls it again.
         """
         for rollout in list(self._in_flight):
             rollout.parts[position].fail(error_of)
@@ -185,50 +190,35 @@ class WorkerRolloutEngine(RolloutEngine):
         self._table.record_rollouts(len(rollouts))
 
 
-@dataclasses.dataclass(eq=False)
-class _Policy:
-    """The policy of all actors.
-
-    Attributes:
-        recipe: Its recipe.
-        parameters: The parameters that the user has given.
-        layout: Layout of the last rollout which has ended, with the specs that the output of its policy has shown.
-    """
-
-    recipe: PolicyRecipe
-    parameters: ParameterStore
-    layout: TrajectoryLayout
-
-
 class RolloutInFlight:
     """One rollout. It owns its futures, and is freed with them once it has ended.
 
     Args:
         groups: The envs of each actor.
-        spec: The facts that its parts have in common.
-        unread: The first env of each future: of one for all actors, or of one per actor.
+        terms: The facts that its parts have in common.
+        lease: The first env of each future: of one for all actors, or of one per actor.
         on_end: Called with this once all parts have ended.
 
     Attributes:
-        spec: As above.
+        terms: As above.
         runtime: The threads that serve the actors.
         parts: The part of each actor.
         parts_by_future: The parts that each future waits for, until they have ended.
     """
 
     def __init__(
-        self, groups: Sequence[EnvGroup], spec: RolloutSpec, unread: UnreadResults, on_end: Callable[[Any], object]
+        self, groups: Sequence[EnvGroup], terms: RolloutTerms, lease: ResultLease, on_end: Callable[[Any], object]
     ) -> None:
-        self.spec = spec
+        self.terms = terms
         self.runtime: Runtime = groups[0].actor.runtime
-        self.parts: list[RolloutPart] = [RolloutPart(group, spec, self.deliver) for group in groups]
-        shares = [self.parts] if len(unread) == 1 else [[part] for part in self.parts]
+        self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in groups]
+        shares = [self.parts] if len(lease) == 1 else [[part] for part in self.parts]
         self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
             ActorFuture(self, None): parts for parts in shares
         }
         for future in self.parts_by_future:
             future.set_running()  # nobody can take it out of a queue
-        self._unread = unread
+        self._lease = lease
         self._on_end = on_end
 
     # For futures -----------------------------------------------------------------------------------------
@@ -262,7 +252,7 @@ class RolloutInFlight:
 
     def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
         """Return the outcome of consecutive actors, which the first thread that asks for the result reads."""
-        is_failure = any(part.failures.errors_to_raise or part.failures.policy_errors for part in parts)
+        is_failure = any(part.failures.errors_to_raise or part.failures.policy_error for part in parts)
         return LazyOutcome(functools.partial(self._read_outcome, parts), is_failure=is_failure)
 
     def _read_outcome(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
@@ -273,13 +263,14 @@ class RolloutInFlight:
     def _assemble(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users.
 
-        The memory is free once this is over. So an interrupt before the end leaves the result to the next caller.
+        At the end, the lease holds the memory no longer for these actors. An interrupt before that leaves the result to
+        the next caller.
         """
-        loose = LooseResults()
+        results = ResultsWithoutArrays()
         for part in parts:
-            loose.add_part(part)
-        versions = np.full(len(parts), 0 if self.spec.parameters is None else self.spec.parameters.version)
+            results.add_part(part)
+        versions = np.full(len(parts), 0 if self.terms.parameters is None else self.terms.parameters.version)
         envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
-        outcome = assemble(self.spec.buffer.trajectory, envs, loose, versions, copies=self.spec.copies)
-        self._unread.discard(envs.start)
+        outcome = assemble(self.terms.buffer.trajectory, envs, results, versions, copies=self.terms.copies)
+        self._lease.discard(envs.start)
         return outcome

@@ -14,18 +14,28 @@ Caller and worker decide in turns, by the same rules:
 
 The worker writes the kinds of complete steps to the trajectory. The caller records them in `Episodes`, which arrives at
 the same next kind and seed as the worker's plan.
+
+For example, an order has five steps, with ``autoreset="next_step"`` and seeded episodes. The current episode has index
+7, and ends with step 2. Each line has the worker's plan before a step, and the boundary that it passes after it:
+
+    step    plan.kind     plan.seed           plan.episode    boundary
+    0       KIND_STEP     that of episode 8   8
+    1       KIND_STEP     that of episode 8   8
+    2       KIND_STEP     that of episode 8   8               the episode ends: the next kind is `kind_after_end`
+    3       KIND_RESET    that of episode 8   8               episode 8 has begun: its successor is due next
+    4       KIND_STEP     that of episode 9   9
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from envactors.mailbox.messages import episode_seed
 
 if TYPE_CHECKING:  # workers do not import it
     from envactors.vector.episodes import Episodes
+    from envactors.vector.options import AutoresetRules
 
 # Kinds of steps. `KIND_STEP` and `KIND_RESET` are also the flags by which `Episodes.record_sequence` and
 # `Journal.record_steps` tell resets from steps.
@@ -34,9 +44,12 @@ KIND_RESET: Final = 1  # the env was reset, and its action ignored
 KIND_REPEAT: Final = 2  # the last observation was repeated
 KIND_TRUNCATED: Final = 3  # the env failed: the row has its last observation, or that of a reset in the next process
 
-# The kind of the step after the end of an episode, by the option ``autoreset``. Under ``"same_step"``, the step that
-# ends the episode has also reset the env.
-KIND_AFTER_END: Final[Mapping[str, int]] = {"next_step": KIND_RESET, "same_step": KIND_STEP, "disabled": KIND_REPEAT}
+
+def kind_after_end(rules: AutoresetRules) -> int:
+    """Return the kind of the step after the end of an episode."""
+    if rules.needs_reset_after_end:
+        return KIND_REPEAT
+    return KIND_RESET if rules.resets_next_step else KIND_STEP  # a step, if that of the end has also reset the env
 
 
 def next_kind(episodes: Episodes, index: int) -> int:
@@ -50,8 +63,8 @@ def next_kind(episodes: Episodes, index: int) -> int:
 class EnvPlan:
     """What an env does next: its kind of step, and the seeds of its resets.
 
-    The worker changes its plan at each boundary: after a reset, and after the end of an episode. The caller has a copy,
-    of which it only advances the seeds, once it accepts the steps.
+    The worker changes its plan at each boundary: after a reset, and after the end of an episode. The caller keeps the
+    plan that it has sent. When it accepts steps, it advances the seeds of that plan, and not its kind.
 
     Attributes:
         first_step: First step of the order for this env.

@@ -58,7 +58,6 @@ class EnvRunner:
         trajectory, envs: As above.
         observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
             episode.
-        steps_chosen: That of the worker in the trajectory.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, envs: range) -> None:
@@ -71,9 +70,8 @@ class EnvRunner:
         # Leaves of each env's last observation that have no array in the trajectory.
         self._objects: list[list[Any]] = [[] for _ in envs]
         mine = slice_of(envs)
-        self.steps_chosen: memoryview[int] = trajectory.steps_chosen(envs)
         # A memoryview writes one number in a third of the time of an array.
-        self._steps_done = trajectory.steps_done.data
+        self._steps_written = trajectory.steps_written.data
 
         # The policy gets read-only views, since they also are the observations of the result.
         seen: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
@@ -122,8 +120,9 @@ class EnvRunner:
 
         Results are written at two places. Most results are *plain*: an array of numbers, a float, and a dict, without a
         reset within the step. This loop writes them, since one call more per step makes rollouts of light envs 7 %
-        slower. `_write_result` writes all others. If the loop fails to write a plain result, since the observation must
-        be converted or does not fit, `_write_result` writes all of it again. Both keep to these rules:
+        slower. `_write_result` writes all others. The loop may fail to write a plain result, since the observation must
+        be converted or does not fit. By then, the observation, reward, and info may be written, but the plan has not
+        passed the boundary. `_write_result` then writes all of them again, or raises. Both keep to these rules:
 
         - A step counts as done after its observation, reward, info, and boundary are written.
         - The plan passes a boundary after everything that may raise. So it passes each one once.
@@ -136,7 +135,7 @@ class EnvRunner:
         planned = self._begin(order)
         page, forks, now, trajectory = self._page, context.forks, time.monotonic, self.trajectory
         counters, times, count = page.counters, page.times, trajectory.layout.envs
-        steps_done = self._steps_done
+        steps_written = self._steps_written
         plain = None if page.is_timing else self._plain_results
         if plain is not None:
             numbers, width, rewards = plain
@@ -165,26 +164,27 @@ class EnvRunner:
                     else:
                         self._repeat(hosted, step)
                         continue
-                    if plain is None or type(result) is not tuple or len(result) != 5:
-                        self._write_result(hosted, plan, step, result)
-                        continue
-                    obs, reward, terminated, truncated, info = result
-                    is_boundary = terminated or truncated or kind == KIND_RESET
-                    is_plain = isinstance(reward, float) and type(info) is dict
-                    if is_plain and not (is_boundary and plan.resets_within_step):
-                        cell = step * count + index
-                        at = (cell + count) * width
-                        try:
-                            numbers[at : at + width] = obs
-                            rewards[cell] = reward
-                            if info:
-                                self._write_info(cell, info, [])
-                            if is_boundary:
-                                self._write_boundary(index, plan, step, terminated, truncated)
-                            steps_done[index] = step + 1
-                            continue
-                        except Exception:  # noqa: S110
-                            pass  # `_write_result` converts the observation, or says what does not fit
+                    # The plain path.
+                    if plain is not None and type(result) is tuple and len(result) == 5:
+                        obs, reward, terminated, truncated, info = result
+                        is_boundary = terminated or truncated or kind == KIND_RESET
+                        is_plain = isinstance(reward, float) and type(info) is dict
+                        if is_plain and not (is_boundary and plan.resets_within_step):
+                            cell = step * count + index
+                            at = (cell + count) * width
+                            try:
+                                numbers[at : at + width] = obs
+                                rewards[cell] = reward
+                                if info:
+                                    self._write_info(cell, info, [])
+                                if is_boundary:
+                                    self._write_boundary(index, plan, step, terminated, truncated)
+                                steps_written[index] = step + 1
+                            except Exception:  # noqa: S110
+                                pass  # the observation, reward, and info are written again
+                            else:
+                                continue
+                    # All other results, and plain ones that could not be written.
                     self._write_result(hosted, plan, step, result)
                 except BaseException as error:
                     failures.append((hosted.position, as_failure(error, page)))
@@ -218,9 +218,8 @@ class EnvRunner:
             BaseException: A reset within the step raises.
         """
         page, trajectory, layout, index = self._page, self.trajectory, self.trajectory.layout, hosted.index
-        is_reset, fields = plan.kind == KIND_RESET, result
-        if not is_reset:
-            fields = hosted.take(result, plan.resets_within_step, plan.seed)
+        is_reset = plan.kind == KIND_RESET
+        fields = result if is_reset else hosted.take(result, plan.resets_within_step, plan.seed)
         if page.is_timing:
             method = page.counters[METHOD]
             page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, hosted.position, method)
@@ -239,7 +238,7 @@ class EnvRunner:
                         array[step + 1, index] = leaf
             trajectory.rewards[step, index] = reward
             if hosted.journal:
-                trajectory.checks[step, index] = hosted.checksum
+                trajectory.checksums[step, index] = hosted.checksum
             if type(info) is not dict or info or objects:
                 self._write_info(trajectory.cell(step, index), info, objects)
             self._objects[hosted.position] = objects
@@ -247,7 +246,7 @@ class EnvRunner:
                 self._write_boundary(index, plan, step, terminated, truncated)
         except BaseException as error:
             raise unfit_result(error, fields) from error
-        self._steps_done[index] = step + 1
+        self._steps_written[index] = step + 1
 
     def _write_boundary(self, index: int, plan: EnvPlan, step: int, terminated: Any, truncated: Any) -> None:
         """Write that an episode has ended, or that a reset has begun one."""
@@ -275,5 +274,5 @@ class EnvRunner:
         if self._objects[hosted.position]:
             self._write_info(trajectory.cell(step, index), {}, self._objects[hosted.position])
         trajectory.kinds[step, index] = KIND_REPEAT
-        trajectory.checks[step, index] = hosted.checksum
-        self._steps_done[index] = step + 1
+        trajectory.checksums[step, index] = hosted.checksum
+        self._steps_written[index] = step + 1

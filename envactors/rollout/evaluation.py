@@ -16,7 +16,7 @@ from envactors.vector.results import failure_in
 
 # Steps per rollout. Envs whose episodes have ended begin the next ones after it: shorter rollouts cost more messages,
 # longer ones more steps after the end of an episode, which are discarded.
-_STEPS = 64
+_STEPS_PER_ROLLOUT = 64
 # Attempts per episode; an episode that always fails must not be repeated without end.
 _TRIES = 3
 
@@ -45,7 +45,7 @@ class Evaluator:
         # Index of each env's current episode, also beyond the last one to play, and its return and length so far.
         self._numbers = list(range(shape[0]))
         self._sums: npt.NDArray[np.float64] = np.zeros(shape)
-        self._steps: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
+        self._lengths_so_far: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
 
     def run(self, parameters: Any) -> Evaluation:
         """Play the episodes.
@@ -64,14 +64,14 @@ class Evaluator:
                 due = self._reset_envs(due)
             else:
                 rollout, error = self._run_rollout()
-                due = [index for index in range(len(self._numbers)) if self._add_steps(rollout, index, error)]
+                due = [index for index in range(len(self._numbers)) if self._extend_episode(rollout, index, error)]
         seeds = np.array([self._engine.seed_of_episode(number) for number in range(self._episodes)], np.int64)
         failures = sorted(self._failures, key=lambda failure: failure[0])
         return Evaluation(self._returns, self._lengths, seeds, failures)
 
     def _reset_envs(self, due: list[int]) -> list[int]:
         """Reset envs for their current episodes; return the envs whose reset failed."""
-        self._sums[due] = self._steps[due] = 0
+        self._sums[due] = self._lengths_so_far[due] = 0
         seeds = [self._engine.seed_of_episode(self._numbers[index]) for index in due]
         failed: VectorStepError | None = None
         try:
@@ -90,13 +90,13 @@ class Evaluator:
 
     def _run_rollout(self) -> tuple[Rollout, VectorStepError | None]:
         """Run a rollout; return it with the error that it raised, if an env failed."""
-        (future,) = self._engine.start(_STEPS, None, copy=False)
+        (future,) = self._engine.start(_STEPS_PER_ROLLOUT, None, copy=False)
         try:
             return future.result(), None
         except VectorStepError as error:
             return error.batch, error
 
-    def _add_steps(self, rollout: Rollout, index: int, error: VectorStepError | None) -> bool:
+    def _extend_episode(self, rollout: Rollout, index: int, error: VectorStepError | None) -> bool:
         """Add the steps of an env to its episode; return whether the env needs a reset."""
         ran = np.flatnonzero(rollout.valid[:, index])
         ends = np.flatnonzero(rollout.terminated[ran, index] | rollout.truncated[ran, index])
@@ -104,7 +104,7 @@ class Evaluator:
         if is_over:
             ran = ran[: ends[0] + 1]
         # A failure after the end of the episode belongs to no episode.
-        last = int(ran[-1]) if is_over else _STEPS
+        last = int(ran[-1]) if is_over else _STEPS_PER_ROLLOUT
         failure = next((each for step, env_id, each in rollout.failures if env_id == index and step <= last), None)
         number = self._numbers[index]
         if failure is not None:
@@ -114,10 +114,10 @@ class Evaluator:
         # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
         self._sums[index] = np.cumsum(added, axis=0)[-1]
-        self._steps[index] += len(ran)
+        self._lengths_so_far[index] += len(ran)
         if is_over and number < self._episodes:
             self._returns[number] = self._sums[index]
-            self._lengths[number] = self._steps[index]
+            self._lengths[number] = self._lengths_so_far[index]
         if is_over:
             self._numbers[index] += len(self._numbers)
         return is_over

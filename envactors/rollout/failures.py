@@ -23,13 +23,13 @@ class RolloutFailures:
     Attributes:
         errors_by_step: Errors of all failed steps, by (step, env). The thread that reads the result reads them.
         errors_to_raise: The errors of the envs that do not continue, by env.
-        policy_errors: The exception that the policy raised, by the first env of the actor.
+        policy_error: The exception that the policy raised; None without one.
     """
 
     def __init__(self, group: EnvGroup, envs: RolloutEnvs) -> None:
         self.errors_by_step: dict[tuple[int, int], Outcome] = {}
         self.errors_to_raise: dict[int, Outcome] = {}
-        self.policy_errors: dict[int, Outcome] = {}
+        self.policy_error: Outcome | None = None
         self._group = group
         self._envs = envs
 
@@ -49,9 +49,9 @@ class RolloutFailures:
     def settle_lost_episodes(self, call_id: int) -> None:
         """Decide about the envs that cannot take their next step, since their episode was lost with their process.
 
-        A loss concerns the next step of an env, and some envs are ahead of others. So the envs that have got least far
-        come first. An error to raise there ends the rollout before the next steps of the others, whose losses the next
-        rollout or call of `step` reports.
+        A loss concerns the next step of an env, and some envs are ahead of others. So this begins with those that are
+        behind. If one of them has an error to raise, the rollout ends there: the envs ahead take no further step, and
+        their losses are left to the next rollout or call of `step`.
         """
         envs, current = self._envs, self._envs.next_step
         for index, step in sorted(envs.accepted_steps.items(), key=operator.itemgetter(1)):
@@ -61,7 +61,7 @@ class RolloutFailures:
                 self.recover(index, loss)
 
     def recover(self, index: int, loss: RequestLoss) -> None:
-        """Have the fate of an env's next step decided, which has no result, and carry it out.
+        """Decide the fate of an env's next step, which has no result, and carry it out.
 
         An error to raise ends the part. Otherwise the next order runs the step again, or resets the env within it, or
         begins after it, since it was truncated.

@@ -14,7 +14,7 @@ from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten
-from envactors.rollout.assembly import LooseResults, assemble
+from envactors.rollout.assembly import ResultsWithoutArrays, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_TRUNCATED, next_kind
 from envactors.rollout.memory import TrajectoryBuffer
@@ -52,6 +52,11 @@ class InlineRolloutEngine(RolloutEngine):
                 raise actor.errors.actor_closed(Activity("set_policy", actor.indices.start))
         self._policies = [ActorPolicy(make_policy, seed, actor.indices) for actor in self._actors]
         self._version = 0
+        engine = self._engine
+        observation, reward = engine.observation_spec, engine.reward_spec
+        assert observation is not None, "`RolloutEngine.set_policy` has checked it"
+        plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
+        self._layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all_envs.ids), 0)
         return all(policy.can_load for policy in self._policies)
 
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
@@ -65,7 +70,7 @@ class InlineRolloutEngine(RolloutEngine):
         self.check_free()
         self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         self.set_parameters(parameters)
-        rollout = InlineRollout(self._engine, steps)
+        rollout = InlineRollout(self._engine, self._layout._replace(steps=steps))
         for policy in self._policies:
             try:
                 if policy.version != self._version:
@@ -73,7 +78,8 @@ class InlineRolloutEngine(RolloutEngine):
                 policy.rollout_index = self._next_index
                 rollout.run(policy)
             except Exception as error:
-                rollout.loose.policy_errors[policy.envs.start] = error
+                rollout.results.policy_errors[policy.envs.start] = error
+        self._layout = rollout.buffer.trajectory.layout
         self._next_index += 1
         ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all_envs.ids))]
         return [self._future_of(rollout, envs) for envs in ranges]
@@ -83,7 +89,7 @@ class InlineRolloutEngine(RolloutEngine):
         actors = [actor for actor in self._actors if actor.indices.start in envs]
         versions = np.full(len(actors), self._version)
         future: ActorFuture[Rollout] = ActorFuture(actors[0], None)
-        outcome = assemble(rollout.buffer.trajectory, envs, rollout.loose, versions, copies=False)
+        outcome = assemble(rollout.buffer.trajectory, envs, rollout.results, versions, copies=False)
         future.set_outcome(ReadyOutcome(*outcome))
         return future
 
@@ -93,19 +99,15 @@ class InlineRollout:
 
     Args:
         engine: Steps the envs.
-        steps: Number of steps.
+        layout: Layout of the trajectory.
 
     Attributes:
         buffer: The memory that the steps are written into.
-        loose: The results that have no array in the trajectory.
+        results: The results that have no array in the trajectory.
     """
 
-    def __init__(self, engine: InlineEngine, steps: int) -> None:
-        observation, reward = engine.observation_spec, engine.reward_spec
-        assert observation is not None, "`RolloutEngine.set_policy` has checked it"
-        plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
-        layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all_envs.ids), steps)
-        self.loose: LooseResults = LooseResults()
+    def __init__(self, engine: InlineEngine, layout: TrajectoryLayout) -> None:
+        self.results: ResultsWithoutArrays = ResultsWithoutArrays()
         self._engine = engine
         self.buffer: TrajectoryBuffer = TrajectoryBuffer(layout, ThreadMemory())
 
@@ -127,8 +129,8 @@ class InlineRollout:
                 self._write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
             except VectorStepError as error:
                 self._write_results(step, error.batch)
-                self.loose.errors_to_raise.update(error.failures)
-                self.loose.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
+                self.results.errors_to_raise.update(error.failures)
+                self.results.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
                 for index in envs:
                     if index not in error.failures:
                         self._write_observations(step + 1, range(index, index + 1))
@@ -148,7 +150,7 @@ class InlineRollout:
                 leaf.flags.writeable = False
         if objects:
             for index, *leaves in zip(envs, *objects, strict=True):
-                self.loose.objects[step, index] = leaves
+                self.results.objects[step, index] = leaves
         starts = np.array([self._engine.last_obs_is_first(index) for index in envs], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
@@ -159,7 +161,7 @@ class InlineRollout:
         if layout is not None:
             self.buffer.add_room(layout)
             write_output(self.buffer.trajectory, envs, step, output)
-        self.buffer.trajectory.steps_chosen(envs)[0] = step + 1
+        self.buffer.trajectory.set_steps_chosen(envs, step + 1)
 
     def _write_kinds(self, step: int, envs: range) -> list[int]:
         """Write the kind of each env's step; return the envs that do not repeat their last observation.
@@ -168,7 +170,7 @@ class InlineRollout:
         """
         kinds = {index: next_kind(self._engine.episodes, index) for index in envs}
         self.buffer.trajectory.kinds[step, slice_of(envs)] = list(kinds.values())
-        self.buffer.trajectory.steps_done[[index for index, kind in kinds.items() if kind == KIND_REPEAT]] = step + 1
+        self.buffer.trajectory.steps_written[[index for index, kind in kinds.items() if kind == KIND_REPEAT]] = step + 1
         return [index for index, kind in kinds.items() if kind != KIND_REPEAT]
 
     def _write_results(self, step: int, batch: Batch) -> None:
@@ -177,11 +179,11 @@ class InlineRollout:
         trajectory.rewards[step, ids] = batch.rewards
         trajectory.terminated[step, ids] = batch.terminated
         trajectory.truncated[step, ids] = batch.truncated
-        trajectory.steps_done[ids] = step + 1
+        trajectory.steps_written[ids] = step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
-                self.loose.infos[step, index] = info
+                self.results.infos[step, index] = info
             failure = failure_in(info)
             if failure is not None:
-                self.loose.errors_by_step[step, index] = failure
+                self.results.errors_by_step[step, index] = failure
                 trajectory.kinds[step, index] = KIND_TRUNCATED

@@ -15,7 +15,7 @@ from envactors.rollout.memory import TrajectoryBuffer
 from envactors.vector.table import EnvTable
 
 
-class LastResults:
+class RolloutLastResults:
     """The last results of one actor's envs, before, in, and after a rollout.
 
     The *content* of a result is its encoded info and object leaves, which have no arrays; None without any.

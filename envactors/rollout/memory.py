@@ -26,10 +26,11 @@ class Region(NamedTuple):
     content: Any
 
 
-class UnreadResults(set[int]):
-    """The results of a rollout that nobody has read: the first env of each of its futures.
+class ResultLease(set[int]):
+    """Holds a buffer for the results of a rollout: the first env of each future whose result nobody has read.
 
-    Its buffer refers to this weakly. Once the rollout and its futures are gone, nobody can read the results.
+    It ends when it is empty, since all results were read, or when it is freed. The rollout owns it, and the buffer only
+    refers to it weakly. So it also ends with the last future of a rollout that has ended, or with a start that fails.
     """
 
 
@@ -44,14 +45,14 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
-        unread: The results of the rollout that has taken the buffer last; None before the first.
+        lease: Lease of the rollout that has taken the buffer last; None before the first.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # None for regions that the layout does not need.
         self._regions: list[Region | None] = [None] * 3
-        self.unread: weakref.ref[UnreadResults] | None = None
+        self.lease: weakref.ref[ResultLease] | None = None
         self._set_layout(layout)
 
     def add_room(self, layout: TrajectoryLayout) -> None:
@@ -60,8 +61,9 @@ class TrajectoryBuffer:
         Raises:
             VectorEnvError: There is too little memory.
         """
-        own = self.trajectory.layout
+        own, actions = self.trajectory.layout, self.trajectory.actions
         self._set_layout(own._replace(action=own.action or layout.action, extras=own.extras or layout.extras))
+        self.trajectory.actions = actions or self.trajectory.actions  # those without an array have no region
 
     def _set_layout(self, layout: TrajectoryLayout) -> None:
         try:
@@ -78,13 +80,21 @@ class TrajectoryBuffer:
     @property
     def is_held(self) -> bool:
         """Whether a rollout may still write to the buffer, or somebody may still read its results from it."""
-        return self.unread is not None and bool(self.unread())
+        return self.lease is not None and bool(self.lease())
 
 
 class TrajectoryBuffers:
     """The buffers of a vector, which its rollouts use in turns. Call the methods under the lock of the vector.
 
-    A rollout first takes a buffer, and then begins with it. If it fails in between, the buffer is free again.
+        free     nobody uses it
+          │ take
+        taken    a start writes nothing to it yet; if the start fails, its lease ends, and the buffer is free
+          │ begin
+        last     of all buffers; its rollout writes to it, or has ended
+          │ begin, of another buffer
+        held     until its lease ends; then it is free
+
+    A buffer that is free when a rollout of another layout begins is freed.
 
     Args:
         memory: Memory of the vector.
@@ -92,14 +102,14 @@ class TrajectoryBuffers:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        # In the order in which rollouts began with them, after those with which none has begun.
+        # Buffers that no rollout has begun with come first; the others follow in the order of their last `begin`.
         self._buffers: list[TrajectoryBuffer] = []
 
-    def take(self, layout: TrajectoryLayout, results: UnreadResults) -> TrajectoryBuffer:
-        """Return a free buffer, which is held for these results.
+    def take(self, layout: TrajectoryLayout, lease: ResultLease) -> TrajectoryBuffer:
+        """Return a free buffer, which is held for as long as the lease lasts.
 
-        Without copies, a result is valid until the next rollout but one begins. So the last buffer is not free, even if
-        its results were read.
+        Without copies, a result is valid until the next rollout but one begins, also after it was read. So the last
+        buffer is not free, even if its lease has ended.
 
         Raises:
             VectorEnvError: There is too little memory.
@@ -109,7 +119,7 @@ class TrajectoryBuffers:
         if buffer is None:
             buffer = TrajectoryBuffer(layout, self._memory)
             self._buffers = [buffer, *self._buffers]
-        buffer.unread = weakref.ref(results)
+        buffer.lease = weakref.ref(lease)
         return buffer
 
     def begin(self, buffer: TrajectoryBuffer) -> None:

@@ -15,7 +15,7 @@ Everything runs under the lock of the vector.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
@@ -38,7 +38,7 @@ from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.vector.env_group import EnvGroup
 
 
-class RolloutSpec(NamedTuple):
+class RolloutTerms(NamedTuple):
     """The facts that all parts of a rollout have in common.
 
     Attributes:
@@ -58,12 +58,40 @@ class RolloutSpec(NamedTuple):
     last_errors: dict[int, Outcome]
 
 
+class _RecipeRule:
+    """Decides which orders of a part contain the recipe of the policy, with which the worker makes it.
+
+        the order is                                        contains the recipe
+        the first one of the part                           no: most likely, the process has the policy
+        the next one after a reply that it lacks it         yes
+        the first one to a later process                    yes
+        any other                                           no
+
+    Attributes:
+        is_in_order: Whether the order that has no reply yet contains the recipe.
+    """
+
+    def __init__(self) -> None:
+        self.is_in_order = False
+        self._is_policy_missing = False
+        self._last_incarnation: int | None = None
+
+    def on_order(self, incarnation: int) -> None:
+        """Decide about an order to the process with this incarnation."""
+        self.is_in_order = self._is_policy_missing or self._last_incarnation not in (None, incarnation)
+        self._last_incarnation, self._is_policy_missing = incarnation, False
+
+    def on_reply(self, reply: OrderReply) -> None:
+        """Record the reply to the last order."""
+        self.is_in_order, self._is_policy_missing = False, reply.must_make_policy
+
+
 class RolloutPart(Job):
     """One actor's part of a rollout: a job of many steps, which continues in the next process.
 
     Args:
         group: The actor's envs.
-        spec: The rollout.
+        terms: The terms of the rollout.
         on_end: Called once the part has ended; see `_end`.
 
     Attributes:
@@ -74,19 +102,19 @@ class RolloutPart(Job):
     actor: Actor
     needs_permit = True
 
-    def __init__(self, group: EnvGroup, spec: RolloutSpec, on_end: Callable[[], object]) -> None:
-        self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, spec.buffer)
+    def __init__(self, group: EnvGroup, terms: RolloutTerms, on_end: Callable[[], object]) -> None:
+        self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, terms.buffer)
         self.failures: RolloutFailures = RolloutFailures(group, self.envs)
-        self._spec = spec
+        self._terms = terms
         self._group = group
         self.actor = group.actor
-        # None once the part has ended. Then it does not refer to the rollout, which is freed with its futures.
-        self._on_end: Callable[[], object] | None = on_end
-        # Incarnation of the process that has the policy. The first process counts as one, until it replies that it must
-        # make the policy. Each later one makes the policy in its first order.
-        self._policy_made_in: int | None = None
-        # Whether the worker makes the policy in the current order.
-        self._makes_policy = False
+        self._on_end = on_end
+        # How far the part has got:
+        # - "new": it waits for earlier jobs of the actor, which may still change the rows of the envs.
+        # - "begun": the trajectory has the last observations of the rows. The part runs, or waits for the next process.
+        # - "ended": the rows have the last results of the trajectory.
+        self._stage: Literal["new", "begun", "ended"] = "new"
+        self._recipe_rule = _RecipeRule()
         # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order. Else None.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose steps come with replies.
@@ -95,7 +123,7 @@ class RolloutPart(Job):
     @property
     def has_ended(self) -> bool:
         """Whether the part has ended: its result is complete, and the rows have the last results."""
-        return self._on_end is None
+        return self._stage == "ended"
 
     @property
     def _has_other_parts(self) -> bool:
@@ -107,7 +135,7 @@ class RolloutPart(Job):
     def _activity_of_order(self) -> Activity:
         """The current order as a whole. It has a deadline if the worker makes the policy in it."""
         first = self.envs.indices.start
-        if self._makes_policy:
+        if self._recipe_rule.is_in_order:
             return Activity("set_policy", first, self.call_id, self.started_at, self.actor.config.deadlines.start)
         return Activity("rollout", first, self.call_id, self.started_at)
 
@@ -133,16 +161,15 @@ class RolloutPart(Job):
         envs, actor = self.envs, self.actor
         if self.has_ended:
             return None
-        if not envs.plans:
+        if self._stage == "new":
             envs.last_results.read_rows()
-            self.failures.fail_lost_envs(self._spec.last_errors)
-            self._policy_made_in = actor.process.incarnation
+            self.failures.fail_lost_envs(self._terms.last_errors)
+            self._stage = "begun"
         self.failures.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
             return None
         self._group.table.rows.begin_rollout(envs.indices, self.call_id)
-        self._makes_policy = self._policy_made_in != actor.process.incarnation
-        self._policy_made_in = actor.process.incarnation
+        self._recipe_rule.on_order(actor.process.incarnation)
         if self._is_remote:
             self._mirror_steps()
         actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)
@@ -150,21 +177,21 @@ class RolloutPart(Job):
         return self
 
     def _make_order(self) -> Order:
-        spec, envs = self._spec, self.envs
+        terms, envs = self._terms, self.envs
         return Order(
-            policy_id=spec.recipe.policy_id,
-            recipe=spec.recipe if self._makes_policy else None,
-            rollout_index=spec.rollout_index,
-            layout=spec.buffer.pickled_layout,
-            places=spec.buffer.places,
-            parameters=spec.parameters,
-            plans=[plan.fields() for plan in envs.plan()],
+            policy_id=terms.recipe.policy_id,
+            recipe=terms.recipe if self._recipe_rule.is_in_order else None,
+            rollout_index=terms.rollout_index,
+            layout=terms.buffer.pickled_layout,
+            places=terms.buffer.places,
+            parameters=terms.parameters,
+            plans=[plan.fields() for plan in envs.make_plans()],
             last_contents=envs.last_contents(),
         )
 
     def _mirror_steps(self) -> None:
         """Send the memory of the next step to the other machine. The steps come back with the reply."""
-        worker, buffer = self.actor.process.worker, self._spec.buffer
+        worker, buffer = self.actor.process.worker, self._terms.buffer
         indices, step = self.envs.indices, self.envs.next_step
         assert worker is not None, "jobs start in a live process"
         steps = MirroredSteps(buffer.places, buffer.pickled_layout, indices, step)
@@ -211,25 +238,22 @@ class RolloutPart(Job):
         self._accept_completed()
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
-            error = self.actor.errors.outcome(activity, frame, self.actor.pid)
-            self.failures.policy_errors[self.envs.indices.start] = error
+            self.failures.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
             return self._end_if_decided()
         reply = load_message(OrderReply, frame.payload)
-        self._makes_policy = False
-        if reply.must_make_policy:
-            self._policy_made_in = None
+        self._recipe_rule.on_reply(reply)
         for position, failure in reply.failures:
             running = self.envs.activity(self.envs.indices[position], self.call_id)
             self.failures.recover(running.env, self._group.recovery.raised_loss(running, failure))
         if reply.layout is not None:
             try:
-                self._spec.buffer.add_room(reply.layout)
+                self._terms.buffer.add_room(reply.layout)
             except VectorEnvError as error:
                 self.failures.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
         return self._end_if_decided()
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Accept the steps that an ended process has completed in time, and return the rest."""
+        """Accept the steps that an ended process has completed in time, drop later ones, and return the rest."""
         if self._late is None or self._is_remote:
             self._accept_completed()
         if self._late is not None:
@@ -268,7 +292,7 @@ class RolloutPart(Job):
     def _end_if_decided(self) -> bool:
         """End the part if nothing is left to run; return whether it has ended."""
         failures = self.failures
-        if failures.policy_errors or failures.errors_to_raise or self.envs.next_step >= self.envs.steps:
+        if failures.policy_error or failures.errors_to_raise or self.envs.next_step >= self.envs.steps:
             self._end()
         return self.has_ended
 
@@ -281,15 +305,18 @@ class RolloutPart(Job):
         4. The rollout is told, and resolves its futures if this was the last part that they wait for.
         5. The actor continues: its process is replaced if that is due, and the states of envs are saved.
 
-        After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`. Before the third step, all steps run again,
-        the first two with the same effect. After it, `_end_parts` itself does the fourth, and the fifth is skipped,
-        since a repair replaces the process anyway.
+        After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`, and thus this, again:
+
+        - Before the third step, the part has not ended. So all steps run; the first two may run twice.
+        - After it, this does nothing. `_end_parts` does the fourth step. Nobody does the fifth, since the repair after
+          an interrupt replaces the process anyway.
         """
-        if self._on_end is None:
+        if self.has_ended:
             return
         self.envs.last_results.write_rows(self.envs.accepted_steps)
-        self._spec.last_errors.update(self.failures.errors_to_raise)
-        on_end, self._on_end = self._on_end, None
+        self._terms.last_errors.update(self.failures.errors_to_raise)
+        self._stage = "ended"
+        on_end, self._on_end = self._on_end, lambda: None  # the rollout is freed with its futures, not with its parts
         on_end()
         if self._has_other_parts:
             self._renew_if_due(first=True)

@@ -16,6 +16,8 @@ from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) -> TrajectoryLayout | None:
     """Write the actions and extras of one step, or nothing if the trajectory has no room for them.
 
+    Steps without extras get zeros. Every backend calls this for each output, so the rules of extras are checked here.
+
     Args:
         trajectory: Trajectory to write to.
         envs: The envs that the policy has acted for.
@@ -27,20 +29,21 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
 
     Raises:
         SpaceMismatchError: The actions do not conform to the action spec.
-        TypeError: The extras are not numbers, or differ from those of earlier steps.
+        TypeError: The extras are not numbers, or differ from those of an earlier step.
         ValueError: An extra does not have one row per env.
     """
     layout, count, mine = trajectory.layout, len(envs), slice_of(envs)
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
-    expected = layout.extras
-    if not expected and trajectory.steps_chosen(envs)[0] == 0:  # the first output decides which extras there are
-        expected = _specs_of_extras(extras)
+    expected = layout.extras or _specs_of_extras(extras)  # the first extras of any actor decide which there are
     if layout.action is None or expected != layout.extras:
         return layout._replace(action=action, extras=expected)
-    _check_extras(expected, extras)
+    found = {name: (values.shape[1:], values.dtype) for name, values in extras.items()}
+    known = {name: (spec.shape, spec.dtype) for name, spec in expected}
+    if extras and found != known:
+        raise TypeError(f"the policy returned the extras {found} per env: expected {known}, as in an earlier step")
     for (name, _), array in zip(expected, trajectory.extras, strict=True):
-        array[step, mine] = extras[name]
+        array[step, mine] = extras.get(name, 0)  # the trajectory may have those of an earlier rollout
     values = split_batch(action, actions, count, "the policy's actions")
     if isinstance(action, ArraySpec) and action.batchable:
         trajectory.actions[0][step, mine] = values
@@ -109,20 +112,6 @@ def _specs_of_extras(extras: dict[str, npt.NDArray[Any]]) -> tuple[tuple[str, Ar
     if not all(spec.batchable for _, spec in specs):
         raise TypeError(f"the policy returned the extras {extras}: expected arrays of numbers")
     return specs
-
-
-def _check_extras(expected: tuple[tuple[str, ArraySpec], ...], extras: dict[str, npt.NDArray[Any]]) -> None:
-    """Check that extras are like those of earlier steps.
-
-    Raises:
-        TypeError: They are not.
-    """
-    for name, spec in expected:
-        values = extras.get(name)
-        if values is None or values.shape[1:] != spec.shape or values.dtype != spec.dtype:
-            raise TypeError(f"the policy returned {values!r} as the extra {name!r}: expected one {spec} per env")
-    if len(extras) != len(expected):
-        raise TypeError(f"the policy returned the extras {list(extras)}: expected {[name for name, _ in expected]}")
 
 
 def _spec_of_actions(actions: Any, count: int) -> ArraySpec:

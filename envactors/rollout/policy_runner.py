@@ -92,7 +92,8 @@ class PolicyRunner:
         Raises:
             BaseException: Raised by the policy.
         """
-        if env_runner.steps_chosen[0] > step:
+        trajectory, envs = env_runner.trajectory, self.policy.envs
+        if trajectory.steps_chosen(envs) > step:
             return None
         kept = self._output_without_room
         if kept is not None and kept[:2] == (self.policy.rollout_index, step):
@@ -105,7 +106,7 @@ class PolicyRunner:
             self._output_without_room = self.policy.rollout_index, step, output
             return OrderReply(layout=layout)
         self._output_without_room = None
-        env_runner.steps_chosen[0] = step + 1
+        trajectory.set_steps_chosen(envs, step + 1)
         return None
 
     def _load(self, parameters: Parameters) -> None:

@@ -20,7 +20,8 @@ class Rollout(NamedTuple):
         terminated: Whether the episode ended with the step; bool, shape (t, n).
         truncated: Whether the episode was cut off at the step; bool, shape (t, n).
         starts: Whether an observation is the first of its episode; bool, shape (t, n).
-        extras: Arrays that the policy returned besides the actions, by name; shape (t, n, ...).
+        extras: Arrays that the policy returned besides the actions, by name; shape (t, n, ...). Zeros
+            where it returned none.
         last_obs: Observations after the last step; shape (n, ...) per leaf.
         infos: ``(step, env id, info)`` of every step whose info is not empty.
         failures: ``(step, env id, exception)`` of every step whose env raised or crashed.

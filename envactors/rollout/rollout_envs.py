@@ -1,8 +1,8 @@
 """The envs of one actor in a rollout, as the caller sees them under the lock of the vector.
 
-    `LastResults.read_rows`    the rollout begins with the last observations, which are in the rows of the envs
+    `RolloutLastResults.read_rows`    the rollout begins with the last observations, which are in the rows of the envs
     `accept_completed`         each completed step advances the episode and the journal of its env
-    `LastResults.write_rows`   the rollout ends: the rows get the last results, as if steps had written them
+    `RolloutLastResults.write_rows`   the rollout ends: the rows get the last results, as if steps had written them
 
 In between, the episodes and journals are up to date, and the rows are not. `envactors.vector` knows only this of
 rollouts:
@@ -19,8 +19,8 @@ from envactors.actor.activity import Activity
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import RESET, slice_of
 from envactors.replay import PostedRequest
-from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, next_kind
-from envactors.rollout.last_results import LastResults
+from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, kind_after_end, next_kind
+from envactors.rollout.last_results import RolloutLastResults
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
 from envactors.vector.table import EnvTable
@@ -53,7 +53,7 @@ class RolloutEnvs:
         self.steps: int = buffer.trajectory.layout.steps
         self.accepted_steps: dict[int, int] = dict.fromkeys(indices, 0)
         self.plans: dict[int, EnvPlan] = {}
-        self.last_results: LastResults = LastResults(table, indices, buffer)
+        self.last_results: RolloutLastResults = RolloutLastResults(table, indices, buffer)
         self._table = table
         self._buffer = buffer
         self.reset_after_failure: set[int] = set()
@@ -91,7 +91,7 @@ class RolloutEnvs:
         """Return the kind of an env's next step."""
         return KIND_RESET if index in self.reset_after_failure else next_kind(self._table.episodes, index)
 
-    def plan(self) -> list[EnvPlan]:
+    def make_plans(self) -> list[EnvPlan]:
         """Plan the steps of each env from its next one on."""
         table, episodes = self._table, self._table.episodes
         for index, first_step in self.accepted_steps.items():
@@ -99,8 +99,8 @@ class RolloutEnvs:
             root_seed = None if seed is None else episodes.root_seeds[index]
             if kind == KIND_RESET:
                 seed = episodes.seed_of_reset(index, table.rows.incarnations[index])
-            kind_after_end, episode = KIND_AFTER_END[episodes.autoreset.name], episodes.episode_numbers[index]
-            self.plans[index] = EnvPlan(first_step, kind, kind_after_end, seed, root_seed, episode)
+            after_end, episode = kind_after_end(episodes.autoreset), episodes.episode_numbers[index]
+            self.plans[index] = EnvPlan(first_step, kind, after_end, seed, root_seed, episode)
         return [*self.plans.values()]
 
     def last_contents(self) -> list[bytes | None]:
@@ -123,7 +123,10 @@ class RolloutEnvs:
         return PostedRequest(op, None if plan is None else plan.seed, payload, within, actions)
 
     def pickled_action(self, step: int, index: int) -> bytes:
-        """Return an action that has no place in rows: its spec is inferred, and is that of one array."""
+        """Return the action of a step, if the action spec is inferred: rows have no memory for it.
+
+        An inferred spec is that of one array.
+        """
         return bytes(dumps(self.trajectory.actions[0][step, index].copy()[()]))
 
     # Failures --------------------------------------------------------------------------------------------
@@ -137,7 +140,7 @@ class RolloutEnvs:
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]
         due = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
-        if running.method == "policy" and self.trajectory.steps_chosen(self.indices)[0] <= step:
+        if running.method == "policy" and self.trajectory.steps_chosen(self.indices) <= step:
             return due
         return [running.env] if running.method in ("step", "reset") and running.env in due else []
 
@@ -149,11 +152,11 @@ class RolloutEnvs:
         step = self.accepted_steps[index]
         self.reset_after_failure.discard(index)
         self.last_results.truncate(step, index, incarnation)
-        self.trajectory.steps_done[index] = step + 1
+        self.trajectory.steps_written[index] = step + 1
         self.accepted_steps[index] = step + 1
 
     def drop_late_steps(self) -> None:
         """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
-        self.trajectory.steps_done[slice_of(self.indices)] = list(self.accepted_steps.values())
-        chosen = self.trajectory.steps_chosen(self.indices)
-        chosen[0] = min(chosen[0], self.next_step + 1)
+        self.trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
+        chosen = min(self.trajectory.steps_chosen(self.indices), self.next_step + 1)
+        self.trajectory.set_steps_chosen(self.indices, chosen)

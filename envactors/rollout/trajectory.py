@@ -4,12 +4,12 @@ The observation after a step is the one before the next step, so observations ha
 
     observations, starts                            [t] ──┐                 ┌──▶ [t + 1]
     actions, extras                                    policy ──▶ [t] ──┐   │
-    rewards, terminated, truncated, kinds, checks                      env ─┴──▶ [t]
+    rewards, terminated, truncated, kinds, checksums                   env ─┴──▶ [t]
 
 Step ``t`` reads row ``t`` of the observations. The policy writes row ``t`` of the actions. The env writes row ``t`` of
 the results, and row ``t + 1`` of the observations. ``starts[t]`` tells whether observation ``t`` begins an episode.
 
-Each worker writes the steps of its envs, and counts a step in ``steps_done`` once all of it is written. So every
+Each worker writes the steps of its envs, and counts a step in ``steps_written`` once all of it is written. So every
 counted step is complete, wherever the worker is killed.
 
 A trajectory has three regions of memory. Those of actions and of extras come later if their specs are known only after
@@ -19,7 +19,7 @@ the first call of the policy.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,13 +73,13 @@ class Trajectory:
         layout: Layout of the trajectory.
         sizes: Size of each region in bytes; 0 for those that the layout does not need.
         counts: The numbers of complete and of chosen steps in one array; int64, shape (2, n).
-        steps_done: Number of complete steps of each env, also of those that repeat an observation; int64, shape (n,).
+        steps_written: Number of complete steps of each env, also of repeats; int64, shape (n,).
         flags: The five arrays of flags below in one, so that workers can clear them together; uint8, shape
             (5, t + 1, n). Row ``t + 1`` has the flags of step ``t`` and of the observation after it.
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
         terminated, truncated: Ends of episodes; bool, shape (t, n).
         kinds: The kind of each step, as in `envactors.rollout.env_plan`; uint8, shape (t, n).
-        checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
+        checksums: Checksums over the observations of envs with a journal; uint32, shape (t, n).
         rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
         has_all_leaves: Whether no leaf of the observations is None.
@@ -93,7 +93,7 @@ class Trajectory:
         n, t = layout.envs, layout.steps
         add, add_action, add_extra = map(Places, regions)
         self.counts: npt.NDArray[np.int64] = add((2, n), np.int64)
-        self.steps_done: npt.NDArray[np.int64] = self.counts[0]
+        self.steps_written: npt.NDArray[np.int64] = self.counts[0]
         self._steps_chosen: npt.NDArray[np.int64] = self.counts[1]
         self.flags: npt.NDArray[np.uint8] = add((5, t + 1, n), np.uint8)
         starts, terminated, truncated, kinds, info_encoding = self.flags
@@ -102,7 +102,7 @@ class Trajectory:
         self.truncated: npt.NDArray[np.bool_] = truncated[1:].view(np.bool_)
         self.kinds: npt.NDArray[np.uint8] = kinds[1:]
         self.info_encoding: npt.NDArray[np.uint8] = info_encoding[1:].reshape(-1)
-        self.checks: npt.NDArray[np.uint32] = add((t, n), np.uint32)
+        self.checksums: npt.NDArray[np.uint32] = add((t, n), np.uint32)
         reward = layout.reward or PLAIN_REWARD
         self.rewards: npt.NDArray[np.float64] = add((t, n, *reward.shape), reward.dtype)
         self.observations: list[npt.NDArray[Any] | None] = [
@@ -120,13 +120,17 @@ class Trajectory:
         # Arrays without elements need a region, too.
         self.sizes: list[int] = [add.size, add_action.size or len(self.actions), add_extra.size or len(self.extras)]
 
-    def steps_chosen(self, envs: range) -> memoryview[int]:
-        """Return the number of steps that the policy has chosen actions for, as the one item of writable memory.
+    def steps_chosen(self, envs: range) -> int:
+        """Return how many steps a policy has chosen actions for.
 
         Args:
-            envs: Indices of all envs of a worker, which has one policy.
+            envs: Indices of all envs that it acts for.
         """
-        return self._steps_chosen[envs.start : envs.start + 1].data
+        return int(self._steps_chosen[envs.start])
+
+    def set_steps_chosen(self, envs: range, count: int) -> None:
+        """Set how many steps a policy has chosen actions for, once it has written them."""
+        self._steps_chosen[envs.start] = count
 
     def cell(self, step: int, index: int) -> int:
         """Return the cell of a step of an env: its position in the arrays of infos, which are flat."""
@@ -152,33 +156,37 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.steps_done[slice_of(envs)].max()), self.steps_chosen(envs)[0])
+            written = max(int(self.steps_written[slice_of(envs)].max()), self.steps_chosen(envs))
             end = min(max(start, written), self.layout.steps)
-        content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
-        content += [block.tobytes() for block in self._blocks(envs, start, end)]
-        content += [self.inline_info(cell) for cell in self._cells_with_infos(envs, start, end)]
-        return b"".join(content)
+        return b"".join([_RANGE.pack(start, end), *(block.tobytes() for block in self._blocks(envs, start, end))])
 
     def unpack(self, envs: range, content: bytes | memoryview) -> None:
         """Write steps that `pack` serialized."""
         start, end = _RANGE.unpack_from(content)
         at = _RANGE.size
         for block in self._blocks(envs, start, end):
+            if at == len(content):  # the sender had no room for extras
+                return
             block[...] = np.frombuffer(content, block.dtype, block.size, at).reshape(block.shape)
             at += block.nbytes
-        for cell in self._cells_with_infos(envs, start, end):
-            room = self.inline_info(cell)
-            room[:] = content[at : at + len(room)]
-            at += len(room)
 
-    def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
-        """Return some envs and steps of each array, except for the contents of infos."""
+    def _blocks(self, envs: range, start: int, end: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield some envs and steps of each array.
+
+        Infos come after their sizes, which `unpack` must write first. Extras come last, since only one of two layouts
+        may have them: the caller adds room for those of one worker while another runs.
+        """
         mine = slice_of(envs)
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
+        timed: list[npt.NDArray[Any]] = [self.checksums, self.rewards, info_sizes, *self.actions]
         counts, flags = self.counts[:, mine], self.flags[:, start : end + 1, mine]
-        return [counts, flags, *observations, *(array[start:end, mine] for array in timed)]
+        yield from (counts, flags)
+        yield from observations
+        yield from (array[start:end, mine] for array in timed)
+        for cell in self._cells_with_infos(envs, start, end):
+            yield self.inline_infos[cell, : self.inline_info_sizes[cell]]
+        yield from (array[start:end, mine] for array in self.extras)
 
     def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
         """Return the cells of some envs and steps whose infos are in the trajectory."""

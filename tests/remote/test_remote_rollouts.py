@@ -34,6 +34,16 @@ def make_policy():
     return choose
 
 
+def make_teller():
+    """Returns a policy with extras for the envs 2 and 3, but none for 0 and 1."""
+
+    def choose_and_tell(obs, context):
+        actions = choose(obs, context)
+        return actions if context.env_ids[0] == 0 else (actions, {"value": np.full(len(obs), 7.0)})
+
+    return choose_and_tell
+
+
 def make(orders, backend, **options):
     factories = [lambda i=i: Halting(orders if i == 1 else None) for i in range(4)]
     return ea.VectorEnv(factories, envs_per_actor=2, backend=backend, **options)
@@ -72,6 +82,14 @@ def test_a_lost_node_is_replayed(tmp_path, hasty, launcher):
     assert found.failures == []
     for mine, theirs in zip(found[1:6], expected[1:6], strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_only_one_actor_may_have_extras(launcher):
+    with make(None, ea.RemoteBackend(launcher)) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_teller)
+        for _ in range(2):
+            assert envs.rollout(3).extras["value"].tolist() == [[0.0, 0.0, 7.0, 7.0]] * 3
 
 
 def test_a_lost_node_loses_only_the_steps_that_had_not_arrived(tmp_path, hasty, launcher):

@@ -161,7 +161,7 @@ def test_repeats_count_as_complete_steps(backend, monkeypatch):
         envs.reset(seed=0)
         envs.set_policy(make_policy)
         assert envs.rollout(4).valid.sum(axis=0).tolist() == [4, 2]
-    assert made[0].trajectory.steps_done.tolist() == [4, 4]
+    assert made[0].trajectory.steps_written.tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
@@ -293,3 +293,66 @@ def test_an_exception_does_not_keep_other_envs_of_the_process_from_their_step(ba
             assert rollout.truncated.tolist() == [[False] * 3, [True, False, True], [False, True, False]]
             assert rollout.valid.tolist() == [[True] * 3, [False, True, False], [False] * 3]
             assert [(step, index) for step, index, _ in rollout.failures] == [(1, 0), (1, 2), (2, 1)]
+
+
+class Speaker(Env):
+    """Its actions are texts."""
+
+    action_space = gymnasium.spaces.Text(9)
+
+    def step(self, action):
+        return np.zeros(1), float(len(action)), False, False, {}
+
+
+class Teller:
+    """A policy that returns extras in the steps that its actor is told to."""
+
+    def __init__(self, action, steps_by_env):
+        self.action = action
+        self.steps_by_env = steps_by_env
+
+    def __call__(self, obs, context):
+        actions = [self.action] * len(obs)
+        if context.step not in self.steps_by_env[int(context.env_ids[0])]:
+            return actions
+        return actions, {"value": np.full(len(obs), 7.0)}
+
+
+def test_room_for_the_extras_of_a_later_actor_keeps_actions_that_no_array_can_hold():
+    with ea.VectorEnv([Speaker] * 2, backend="inline", envs_per_actor=1) as envs:
+        envs.set_policy(lambda: Teller("ab", [[], [0, 1]]))
+        envs.reset(seed=0)
+        assert envs.rollout(2).actions.tolist() == [["ab", "ab"]] * 2
+
+
+@pytest.mark.parametrize("steps_by_env", [[[0, 1], []], [[], [0, 1]], [[1], [0]]])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_steps_for_which_a_policy_returns_no_extras_have_zeros(backend, steps_by_env):
+    expected = [[7.0 * (step in steps) for steps in steps_by_env] for step in range(2)]
+    with ea.VectorEnv([Env] * 2, backend=backend, envs_per_actor=1) as envs:
+        envs.set_policy(lambda: Teller(1, steps_by_env))
+        envs.reset(seed=0)
+        for _ in range(3):
+            assert envs.rollout(2).extras["value"].tolist() == expected
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_rollout_without_extras_after_one_with_extras_has_zeros(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.set_policy(lambda: Teller(1, [[2]]))
+        envs.reset(seed=0)
+        assert envs.rollout(2).extras == {}
+        assert envs.rollout(3).extras["value"].tolist() == [[0.0], [0.0], [7.0]]
+        assert envs.rollout(2).extras["value"].tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_extras_that_differ_between_steps_are_refused(backend):
+    def make_fickle():
+        return lambda obs, context: (np.ones(len(obs), np.int64), {f"at_{context.step}": np.ones(len(obs))})
+
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.set_policy(make_fickle)
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match=r"expected \{'at_0': .*, as in an earlier step"):
+            envs.rollout(2)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan, next_kind
+from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan, kind_after_end, next_kind
 from envactors.vector.episodes import Episodes
-from envactors.vector.options import VectorSettings
+from envactors.vector.options import AUTORESETS, VectorSettings
 
 
 @pytest.mark.parametrize("seed_episodes", [False, True])
@@ -22,9 +22,8 @@ def test_a_plan_follows_the_rules_of_episodes(autoreset, seed_episodes):
     episodes.set_root_seed(0, 5)
     episodes.record(0, ends=False, is_reset=True)
     root_seed = 5 if seed_episodes else None
-    plan = EnvPlan(
-        0, KIND_STEP, KIND_AFTER_END[autoreset], episodes.next_seeds[0], root_seed, episodes.episode_numbers[0]
-    )
+    after_end = kind_after_end(AUTORESETS[autoreset])
+    plan = EnvPlan(0, KIND_STEP, after_end, episodes.next_seeds[0], root_seed, episodes.episode_numbers[0])
     kinds = set()
     for _ in range(50):
         kinds.add(plan.kind)
@@ -37,7 +36,7 @@ def test_a_plan_follows_the_rules_of_episodes(autoreset, seed_episodes):
             plan.pass_boundary()
             assert (plan.kind == KIND_STEP) == (is_reset or autoreset == "same_step")
         assert (plan.kind, plan.seed) == (next_kind(episodes, 0), episodes.next_seeds[0])
-    assert kinds == {KIND_STEP, KIND_AFTER_END[autoreset]}
+    assert kinds == {KIND_STEP, after_end}
 
 
 def test_a_worker_makes_the_plan_that_was_sent():

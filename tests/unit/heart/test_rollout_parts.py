@@ -169,7 +169,7 @@ def test_a_start_that_failed_leaves_its_buffer_to_the_next_one(stages, monkeypat
 
     with monkeypatch.context() as patch:
         if refusal == "of parameters":
-            patch.setattr(engine._policy.parameters, "write", refuse)
+            patch.setattr(engine._parameters, "write", refuse)
         else:
             recycler = stage.engine.groups[0].recycler
             patch.setattr(recycler, "measure_memory", lambda: patch.setattr(engine, "_check_startable", refuse))
@@ -379,7 +379,7 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     worker = stage.worker()
     trajectory = stage.actor().jobs.running.envs.trajectory
     worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    trajectory.steps_chosen(range(1))[0] = 1
+    trajectory.set_steps_chosen(range(1), 1)
     trajectory.actions[0][0, 0] = 1
     stage.crash()
     stage.run()
@@ -406,7 +406,7 @@ def test_a_crash_fails_no_env_whose_episode_is_over(stages, policy, on_failure, 
         stage.worker().play()
         stage.settle()
     part = stage.actor().jobs.running
-    part.envs.trajectory.steps_chosen(range(1))[0] = int(method == METHOD_STEP)
+    part.envs.trajectory.set_steps_chosen(range(1), int(method == METHOD_STEP))
     stage.worker().page.start_request(part.call_id, method, 0)
     stage.crash()
     stage.run()
@@ -424,7 +424,8 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
         future = stage.envs.rollout_async(1)
         part = stage.actor().jobs.running
         trajectory = part.envs.trajectory
-        trajectory.steps_chosen(range(1))[0] = trajectory.steps_done[0] = 1
+        trajectory.set_steps_chosen(range(1), 1)
+        trajectory.steps_written[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
         stage.crash()
         stage.run()
@@ -570,7 +571,7 @@ def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
     stage.reset(seed=0)
     first = stage.envs.rollout_async(2)
     stage.worker().page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    stage.actor().jobs.running.envs.trajectory.steps_chosen(range(1))[0] = 1
+    stage.actor().jobs.running.envs.trajectory.set_steps_chosen(range(1), 1)
     stage.crash()
     with pytest.raises(ea.VectorStepError):
         first.result(SOON)
@@ -634,8 +635,8 @@ def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stag
         in_flight = stage.envs._rollout_engine._in_flight
         assert len(started) in (1, 2), where
         assert started == ["steps"] or len(in_flight) == len(started), where
-        assert len({rollout.spec.rollout_index for rollout in in_flight}) == len(in_flight), where
-        assert len({id(rollout.spec.buffer) for rollout in in_flight}) == len(in_flight), where
+        assert len({rollout.terms.rollout_index for rollout in in_flight}) == len(in_flight), where
+        assert len({id(rollout.terms.buffer) for rollout in in_flight}) == len(in_flight), where
         if where is None:
             break
     assert number > 10
