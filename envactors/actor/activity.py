@@ -10,14 +10,14 @@ class Activity(NamedTuple):
 
     Attributes:
         method: Name of the method.
-        env: Index of the env in its vector; 0 for a lone actor.
+        index: Index of the env in its vector; 0 for a lone actor.
         call_id: Its call id; 0 if it has none yet.
         started_at: When the worker was free to begin it (`time.monotonic`); 0.0 if it was not.
         deadline: How long it may run, in seconds; None for no limit.
     """
 
     method: str
-    env: int
+    index: int  # type: ignore[assignment] # it hides a method of tuples that nobody calls
     call_id: int = 0
     started_at: float = 0.0
     deadline: float | None = None

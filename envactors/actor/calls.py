@@ -88,7 +88,7 @@ class Call(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the call, and the requests before it as far as they are known."""
-        return self.actor.tenant.inputs_of_call(culprit.env, (self.kind, bytes(self.payload)))
+        return self.actor.tenant.inputs_of_call(culprit.index, (self.kind, bytes(self.payload)))
 
     def after_exit(self, process_exit: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""

@@ -185,7 +185,7 @@ class ErrorFactory:
         _, where = self._locate(activity, crash.incarnation or 0, crash.pid)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         text = (
-            f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
+            f"env {activity.index} of actor {self._config.name!r} was lost with its process{whose}, before its own "
             f"{activity.method}{_call_id(activity)} had a result: {crash}"
         )
         kind = errors.NodeLostError if isinstance(crash, errors.NodeLostError) else errors.ActorDiedError
@@ -243,8 +243,8 @@ class ErrorFactory:
         """Return the error of a call to a dead actor, given its `restarts_exhausted`."""
         error = copy_error(final)
         if isinstance(error, errors.RestartsExhaustedError):
-            error.index, error.method, error.call_id = activity.env, activity.method, activity.call_id
-            error.args = (f"{activity.method} of env {activity.env}{_call_id(activity)} cannot run: {final}",)
+            error.index, error.method, error.call_id = activity.index, activity.method, activity.call_id
+            error.args = (f"{activity.method} of env {activity.index}{_call_id(activity)} cannot run: {final}",)
         return error
 
     # Texts ---------------------------------------------------------------------------------------------
@@ -260,11 +260,11 @@ class ErrorFactory:
         name = self._config.name
         incarnation = self._find_incarnation() if incarnation is None else incarnation
         at = activity or Activity("", self._config.first_index)
-        env = "" if self._config.is_executor else f"env {at.env}, "
+        env = "" if self._config.is_executor else f"env {at.index}, "
         process = "" if pid is None else f"pid {pid}, "
         return f"actor {name!r} ({env}{process}incarnation {incarnation})", {
             "actor": name,
-            "index": at.env,
+            "index": at.index,
             "pid": pid,
             "incarnation": incarnation,
             "method": at.method or None,

@@ -102,13 +102,13 @@ def warn_of_slow(actor: ActorBase, activity: Activity, seconds: float, read_stac
     """
     incarnation = actor.process.incarnation
     text = (
-        f"{activity.method} of env {activity.env} of actor {actor.name!r} (pid {actor.pid}, incarnation {incarnation}) "
+        f"{activity.method} of env {activity.index} of actor {actor.name!r} (pid {actor.pid}, incarnation {incarnation}) "
         f"has been running for {seconds:.1f} s (Deadlines(slow={actor.config.deadlines.slow:g})) and continues"
     )
 
     def log_with_stacks() -> None:
         evidence = order_stacks(read_stacks())
-        extra = {"actor": actor.name, "incarnation": incarnation, "env_id": activity.env}
+        extra = {"actor": actor.name, "incarnation": incarnation, "env_id": activity.index}
         actor.runtime.log(lambda: _notices.warning("%s; the stacks of its worker:\n%s", text, evidence, extra=extra))
 
     actor.runtime.callbacks.submit(log_with_stacks)

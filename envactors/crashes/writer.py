@@ -121,7 +121,7 @@ class Request(Protocol):
     def method(self) -> str: ...
 
     @property
-    def env(self) -> int: ...
+    def index(self) -> int: ...
 
     @property
     def call_id(self) -> int: ...
@@ -219,7 +219,7 @@ class CrashReporter:
         """
         where = ActorError(
             actor=self._start.name,
-            index=request.env,
+            index=request.index,
             pid=pid,
             incarnation=incarnation,
             method=request.method,

@@ -220,7 +220,7 @@ class RolloutPart(Job):
             self._policy_made_in = None
         for position, failure in reply.failures:
             running = self.envs.activity(self.envs.indices[position], self.call_id)
-            self.failures.recover(running.env, self._group.recovery.raised_loss(running, failure))
+            self.failures.recover(running.index, self._group.recovery.raised_loss(running, failure))
         if reply.layout is not None:
             try:
                 self._spec.buffer.add_room(reply.layout)
@@ -238,9 +238,9 @@ class RolloutPart(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
-        if culprit.method == "policy" or culprit.env not in self.envs.failed_in(culprit):
+        if culprit.method == "policy" or culprit.index not in self.envs.failed_in(culprit):
             return Inputs()
-        return self._group.recovery.step_inputs(culprit.env, self.envs.posted(culprit.env))
+        return self._group.recovery.step_inputs(culprit.index, self.envs.posted(culprit.index))
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""

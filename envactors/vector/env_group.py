@@ -147,7 +147,7 @@ class EnvGroup(Tenant):
 
         Those are queued ahead of everything except replays.
         """
-        again = [loss.activity.env for loss in losses if self.recovery.resolve_or_retry(loss)]
+        again = [loss.activity.index for loss in losses if self.recovery.resolve_or_retry(loss)]
         if again:
             self.table.queue(again)
             self.actor.jobs.enqueue(QueuedRows(self.table, self, again), first=True)

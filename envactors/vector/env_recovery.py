@@ -49,7 +49,7 @@ class EnvRecovery:
 
     def raised_loss(self, activity: Activity, report: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
-        actor, incarnation, pid = self._actor, self._table.rows.posted_in[activity.env], self._actor.pid
+        actor, incarnation, pid = self._actor, self._table.rows.posted_in[activity.index], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
         is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
         return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
@@ -63,13 +63,13 @@ class EnvRecovery:
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
-        culprit = ended.culprit if ended.culprit is not None and ended.culprit.env == activity.env else None
+        culprit = ended.culprit if ended.culprit is not None and ended.culprit.index == activity.index else None
         # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
-        begun = [each.env for each in (ended.culprit, ended.uncompleted.running) if each is not None]
+        begun = [each.index for each in (ended.culprit, ended.uncompleted.running) if each is not None]
         is_discard = ended.reason is EndReason.DISCARD
         is_blamed = culprit is not None and not is_discard
         return RequestLoss(
-            cause=Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN,
+            cause=Cause.RUNNING if activity.index in begun else Cause.NOT_BEGUN,
             error=ReadyOutcome(None, ended.error if is_blamed else self.unfinished_error(activity)),
             incarnation=ended.process.incarnation,
             activity=culprit or activity,
@@ -102,7 +102,7 @@ class EnvRecovery:
         actor, crash = self._actor, self._actor.last_exit_error
         if crash is None:
             return actor.errors.not_run(activity, EndReason.ABORT)
-        if (crash.call_id, crash.index) == (activity.call_id, activity.env):
+        if (crash.call_id, crash.index) == (activity.call_id, activity.index):
             return copy_error(crash)
         return actor.errors.unblamed(activity, crash)
 
@@ -122,7 +122,7 @@ class EnvRecovery:
 
         If so, the caller queues it, unless it is still in the queue.
         """
-        table, reader, index = self._table, self._reader, loss.activity.env
+        table, reader, index = self._table, self._reader, loss.activity.index
         decision, outcome = self.apply_fate(index, loss, table.posted_request(index))
         if decision.fate is EnvFate.REDO:
             return True

@@ -73,4 +73,4 @@ class EnvReplays:
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
         if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.journals.of(ended.culprit.env).record_replay(crashed=True)
+            self._table.journals.of(ended.culprit.index).record_replay(crashed=True)

@@ -418,7 +418,7 @@ class InlineEngine(Engine):
 
         If a reset answers the request, and fails, its failure is the new loss of the env.
         """
-        running.index = index = loss.activity.env
+        running.index = index = loss.activity.index
         actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
         error = loss.error.read()[1]
         assert error is not None, "the request has failed"

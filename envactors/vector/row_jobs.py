@@ -221,7 +221,7 @@ class PostedRows(Job):
 
     def on_late(self, activity: Activity) -> None:
         """Ignore the result of a row that has missed its deadline."""
-        self._table.miss_deadline(activity.env)
+        self._table.miss_deadline(activity.index)
 
     def progress(self) -> RowProgress:
         """Read how far the worker has come."""
@@ -246,7 +246,7 @@ class PostedRows(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
-        return self._group.inputs_of_row(culprit.env)
+        return self._group.inputs_of_row(culprit.index)
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return the rows that an ended process has not completed."""
@@ -261,8 +261,8 @@ class PostedRows(Job):
             rows: The steps that it has not completed, in the order in which it runs them.
             running: The one that it was running; None for none.
         """
-        blamed = [a for a in rows if a.env in self._table.rows.overdue or (a.env, a.call_id) == self._blamed]
-        if blamed and (running is None or running.env != blamed[0].env):
+        blamed = [a for a in rows if a.index in self._table.rows.overdue or (a.index, a.call_id) == self._blamed]
+        if blamed and (running is None or running.index != blamed[0].index):
             return blamed[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:
             return running
