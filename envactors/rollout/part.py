@@ -242,17 +242,17 @@ class RolloutPart(Job):
             return Inputs()
         return self._group.recovery.step_inputs(culprit.index, self.envs.posted(culprit.index))
 
-    def after_exit(self, ended: ProcessExit) -> bool:
+    def after_exit(self, process_exit: ProcessExit) -> bool:
         """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""
         self._late = None
-        if ended.culprit is not None:
-            loss = self._group.recovery.exit_loss(ended.culprit, ended)
-            for index in self.envs.failed_in(ended.culprit):
+        if process_exit.culprit is not None:
+            loss = self._group.recovery.exit_loss(process_exit.culprit, process_exit)
+            for index in self.envs.failed_in(process_exit.culprit):
                 self.failures.recover(index, loss)
-        if ended.plan.starts_another:
+        if process_exit.plan.starts_another:
             self.failures.settle_lost_episodes(self.call_id)
         elif self.envs.next_step < self.envs.steps:
-            self.failures.fail_all(ended.error)
+            self.failures.fail_all(process_exit.error)
         return self._end_if_decided()
 
     def fail(self, error_of: ErrorOf) -> None:

@@ -260,7 +260,7 @@ class EnvGroup(Tenant):
         """Return a call of an env with the requests before it."""
         return self.recovery.message_inputs(index, request)
 
-    def on_exit(self, ended: ProcessExit) -> None:
+    def on_exit(self, process_exit: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes.
 
         1. Record the process: how long its steps took, and whether it has crashed in a replay. The next steps decide
@@ -273,10 +273,10 @@ class EnvGroup(Tenant):
         5. Wake the threads that wait for results.
         """
         self._times.add(self.actor.page)
-        self.replays.record_exit(ended)
+        self.replays.record_exit(process_exit)
         self.table.end_process(self.indices)
-        self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.uncompleted.rows])
-        if ended.plan.starts_another:
+        self.recover([self.recovery.exit_loss(activity, process_exit) for activity in process_exit.uncompleted.rows])
+        if process_exit.plan.starts_another:
             self.recovery.settle_lost_episodes(self.indices)
         self.table.waiters.ring()
 

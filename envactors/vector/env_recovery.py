@@ -61,21 +61,25 @@ class EnvRecovery:
         loss = RequestLoss(Cause.ERROR, outcome, table.rows.posted_in[index], activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
-    def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
+    def exit_loss(self, activity: Activity, process_exit: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
-        culprit = ended.culprit if ended.culprit is not None and ended.culprit.index == activity.index else None
+        culprit = (
+            process_exit.culprit
+            if process_exit.culprit is not None and process_exit.culprit.index == activity.index
+            else None
+        )
         # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
-        begun = [each.index for each in (ended.culprit, ended.uncompleted.running) if each is not None]
-        is_discard = ended.reason is EndReason.DISCARD
+        begun = [each.index for each in (process_exit.culprit, process_exit.uncompleted.running) if each is not None]
+        is_discard = process_exit.reason is EndReason.DISCARD
         is_blamed = culprit is not None and not is_discard
         return RequestLoss(
             cause=Cause.RUNNING if activity.index in begun else Cause.NOT_BEGUN,
-            error=ReadyOutcome(None, ended.error if is_blamed else self.unfinished_error(activity)),
-            incarnation=ended.process.incarnation,
+            error=ReadyOutcome(None, process_exit.error if is_blamed else self.unfinished_error(activity)),
+            incarnation=process_exit.process.incarnation,
             activity=culprit or activity,
-            may_continue=ended.plan.starts_another,
-            reason=ended.reason if is_blamed or is_discard else None,
-            may_blame_inputs=is_crash(ended.reason),
+            may_continue=process_exit.plan.starts_another,
+            reason=process_exit.reason if is_blamed or is_discard else None,
+            may_blame_inputs=is_crash(process_exit.reason),
             episode_is_over=(culprit or activity).method == "reset",
         )
 

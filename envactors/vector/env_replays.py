@@ -70,7 +70,7 @@ class EnvReplays:
             actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
         self._recovery.settle_lost_episodes([index])
 
-    def record_exit(self, ended: ProcessExit) -> None:
+    def record_exit(self, process_exit: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
-        if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.journals.of(ended.culprit.index).record_replay(crashed=True)
+        if isinstance(process_exit.job, Replay) and process_exit.culprit is not None and is_crash(process_exit.reason):
+            self._table.journals.of(process_exit.culprit.index).record_replay(crashed=True)
