@@ -512,7 +512,7 @@ class VectorEnv(BoundToProcess):
         self._is_closed = True
         actors = [*self.actors, *self._standbys]
         close_all(actors, timeout)
-        if all(actor._actor.closed.is_open for actor in actors):
+        if all(actor._actor.closed.is_set for actor in actors):
             engine: Engine | None = vars(self).get("_engine")  # None if the constructor has failed
             if engine is not None:
                 engine.close()

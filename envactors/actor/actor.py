@@ -223,7 +223,7 @@ class Actor(ActorBase):
                 job.actor = self
                 activity = job.activity()
                 assert activity is not None, "it has not ended"
-                raise self.lock.refuse(self.errors.actor_closed(activity))
+                raise self.lock.end_with(self.errors.actor_closed(activity))
             self.jobs.enqueue(job)
 
     def renew(self, future: ActorFuture) -> None:
@@ -272,7 +272,7 @@ class Actor(ActorBase):
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
         if not self.config.backend.traits.can_kill:
-            raise self.lock.refuse(self.errors.unsupported_operation(operation))
+            raise self.lock.end_with(self.errors.unsupported_operation(operation))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
@@ -299,7 +299,7 @@ class Actor(ActorBase):
             if deadline is None and not future.done():
                 raise self.errors.called_by_own_env()
             return
-        shared = self.jobs.shared
+        shared = self.jobs.shared_jobs
         if shared is not None and shared.has_jobs and self.loans.current is None:
             return  # the loop starts the next job as soon as it has read the reply
         with self.lock:
@@ -578,8 +578,8 @@ class Actor(ActorBase):
         process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, uncompleted.culprit
         error = self.errors.process_ended(culprit, process, report)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
-            find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
-            error.bundle = crashes.report(error, find_inputs, process.failure)
+            get_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
+            error.bundle = crashes.report(error, get_inputs, process.failure)
         # A closing actor still runs the calls that were queued before the close. If a renewal is among them, as here,
         # those behind it run in the next process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
@@ -673,7 +673,7 @@ class Actor(ActorBase):
         """Leave the backend and the runtime, in a thread where that may take long."""
         self.starter.close()
         self.runtime.leave(self)
-        self.closed.open()
+        self.closed.set()
 
     def repair(self, bug: BaseException | None) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.

@@ -39,7 +39,7 @@ class ActorBase(ABC):
         lock: Guards the actor; all actors of a vector share it.
         errors: Makes its errors.
         runtime: The threads that serve it, once it has begun.
-        closed: Opened once nothing of the actor is left.
+        closed: Set once nothing of the actor is left.
         process: The current process, the one that is starting, or the last one.
         last_exit_error: The error of the last exit of a process whose envs were made: why a lost episode was lost.
     """

@@ -77,9 +77,9 @@ class Call(Job):
         recording.recorder.on_span(actor, self.method, self.started_at)
         outcome: Outcome = actor.errors.outcome(self.activity(), frame, actor.pid)
         if actor.config.crashes is not None and frame.kind == Kind.FAILED and self.kind == Kind.CALL:
-            failure, find_inputs = load_message(Failure, frame.payload), functools.partial(self.inputs, self.activity())
+            failure, get_inputs = load_message(Failure, frame.payload), functools.partial(self.inputs, self.activity())
             place = self.activity(), frame.incarnation, actor.pid
-            outcome = actor.config.crashes.name(outcome, failure, find_inputs, *place)
+            outcome = actor.config.crashes.name(outcome, failure, get_inputs, *place)
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.before_outcome is not None:
             self.before_outcome(frame)

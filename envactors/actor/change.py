@@ -5,7 +5,7 @@ point. Nobody tries to prevent or to undo that. Instead:
 
 1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short
    and runs no code of users. It raises nothing, except bugs, and refusals at a point where the invariant holds
-   (`ChangeLock.refuse`). Waiting, pickling, and copying happen outside.
+   (`ChangeLock.end_with`). Waiting, pickling, and copying happen outside.
 2. Between changes, the state satisfies an invariant. For an actor, see `envactors.actor.job_queue.JobQueue` and
    `envactors.actor.actor.Actor`; for an env, see `envactors.vector.table.EnvTable`.
 3. The next change calls ``repair()`` of the actors that an interrupted change has named. It establishes the invariant
@@ -103,7 +103,7 @@ class ChangeLock(RLock):
         self._changing, self._frame = actors, sys._getframe(1)
         return self._scope
 
-    def refuse(self, error: AnyError) -> AnyError:
+    def end_with(self, error: AnyError) -> AnyError:
         """End the current change, at a point where the invariant holds; return the error to raise there."""
         self._changing, self._frame = (), None
         return error

@@ -28,13 +28,13 @@ class ErrorFactory:
 
     Args:
         config: The actor's config.
-        find_incarnation: Returns the incarnation of the current process, in which an error happened unless a method is
+        get_incarnation: Returns the incarnation of the current process, in which an error happened unless a method is
             told another one.
     """
 
-    def __init__(self, config: ActorConfig, find_incarnation: Callable[[], int]) -> None:
+    def __init__(self, config: ActorConfig, get_incarnation: Callable[[], int]) -> None:
         self._config = config
-        self._find_incarnation = find_incarnation
+        self._get_incarnation = get_incarnation
 
     # Refused before it was sent ------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class ErrorFactory:
     ) -> tuple[str, dict[str, Any]]:
         """Return where an error happened, in which activity if any: in words, and as the attributes of `ActorError`."""
         name = self._config.name
-        incarnation = self._find_incarnation() if incarnation is None else incarnation
+        incarnation = self._get_incarnation() if incarnation is None else incarnation
         at = activity or Activity("", self._config.first_index)
         env = "" if self._config.is_executor else f"env {at.index}, "
         process = "" if pid is None else f"pid {pid}, "

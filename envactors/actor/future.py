@@ -125,7 +125,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         keep_alive: An object to hold until the call has ended: an actor lives while one of its futures is unfinished.
     """
 
-    # Whether a thread that waits is woken before the loop waits for events; see `Loop.defer_wakeup`.
+    # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_after_events`.
     _is_urgent = True
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
@@ -298,11 +298,11 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def _notify(self) -> None:
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._keep_alive = None
-        if self._ended.mark_open() or self._condition.was_acquired or self._done_callbacks:
-            self.owner.runtime.loop.defer_wakeup(self._wake_others, is_urgent=self._is_urgent)
+        if self._ended.mark_set() or self._condition.was_acquired or self._done_callbacks:
+            self.owner.runtime.loop.wake_after_events(self._wake_others, is_urgent=self._is_urgent)
 
     def _wake_others(self) -> None:
-        self._ended.open()
+        self._ended.set()
         if self._condition.was_acquired or self._done_callbacks:
             self.owner.runtime.callbacks.submit(self._notify_others)
 

@@ -33,8 +33,8 @@ class Lifeline:
         weakref.finalize(self, _abandon, weakref.ref(actor)).atexit = False
 
 
-def _abandon(find_actor: Callable[[], ActorBase | None]) -> None:
-    if (actor := find_actor()) is not None:
+def _abandon(get_actor: Callable[[], ActorBase | None]) -> None:
+    if (actor := get_actor()) is not None:
         actor.abandon()
 
 

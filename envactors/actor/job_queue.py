@@ -54,7 +54,7 @@ class JobQueue:
         renewal: The renewal that has ended the last process, or began without one, until the next one has started.
         unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
             envs.
-        shared: The jobs that wait for any actor of a pool; None outside of pools.
+        shared_jobs: The jobs that wait for any actor of a pool; None outside of pools.
         permits: The permits that steps and resets need; None if any number of actors may run.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
         failed: How many calls, steps, and resets a process has ended; also the queued calls that no process will run.
@@ -68,7 +68,7 @@ class JobQueue:
         self.running: Job | None = None
         self.renewal: Renewal | None = None
         self.unfinished: dict[Job, None] = {}
-        self.shared: SharedQueue | None = None
+        self.shared_jobs: SharedQueue | None = None
         self.permits: Permits | None = actor.config.permits
         self.completed: int = 0
         self.failed: int = 0
@@ -125,8 +125,8 @@ class JobQueue:
         waits_for_permit = self._start_waiting()
         if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
             self.permits.give_back(self._actor)
-        if self.shared is not None and self.shared.has_jobs:
-            self._take_shared(self.shared)
+        if self.shared_jobs is not None and self.shared_jobs.has_jobs:
+            self._take_shared(self.shared_jobs)
 
     def _start_waiting(self) -> bool:
         """Start the jobs that the worker can accept; return whether the next one waits for a permit."""
@@ -229,8 +229,8 @@ class JobQueue:
             if may_renew and self.try_begin_renewal():
                 return True
             self._fail(self.waiting.popleft(), error_of)
-        if self.shared is not None:
-            self.shared.on_unusable(self._actor)
+        if self.shared_jobs is not None:
+            self.shared_jobs.on_unusable(self._actor)
         return False
 
     def try_begin_renewal(self) -> bool:

@@ -38,15 +38,15 @@ class ChannelLoans:
     timer. Every method is called under the actor's lock.
 
     Args:
-        find_loop: Returns the loop that watches the channels.
+        get_loop: Returns the loop that watches the channels.
         actor_lock: The actor's lock.
 
     Attributes:
         current: The loan that has not ended; None if the loop reads.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], actor_lock: ChangeLock) -> None:
-        self._find_loop = find_loop
+    def __init__(self, get_loop: Callable[[], Loop], actor_lock: ChangeLock) -> None:
+        self._get_loop = get_loop
         self._actor_lock = actor_lock
         self.current: Loan | None = None
         self._has_timer = False
@@ -84,7 +84,7 @@ class ChannelLoans:
             self.current = None
 
     def _set_timer(self, when: float) -> None:
-        self._find_loop().call_at(when, self._check)
+        self._get_loop().call_at(when, self._check)
         self._has_timer = True
 
     def _check(self) -> None:

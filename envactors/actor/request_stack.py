@@ -51,18 +51,18 @@ class InlineRequest(abc.ABC):
         requests.append(self)
 
     def __enter__(self) -> None:
-        self._token = context.of_thread.set(self._find_context_now)
+        self._token = context.of_thread.set(self._get_context_now)
 
     def __exit__(self, *_: object) -> None:
         del self._requests[self._depth :]
         context.of_thread.reset(self._token)
 
-    def _find_context_now(self) -> ActorContext | None:
+    def _get_context_now(self) -> ActorContext | None:
         """Return None once the request has ended: an interrupt may have left its context behind."""
-        return self.find_context() if self._lock.is_held_here() else None
+        return self.get_context() if self._lock.is_held_here() else None
 
     @abc.abstractmethod
-    def find_context(self) -> ActorContext | None:
+    def get_context(self) -> ActorContext | None:
         """Return the context of the env whose code is running."""
 
     @abc.abstractmethod

@@ -63,13 +63,10 @@ class EnvRecovery:
 
     def exit_loss(self, activity: Activity, process_exit: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
-        culprit = (
-            process_exit.culprit
-            if process_exit.culprit is not None and process_exit.culprit.index == activity.index
-            else None
-        )
+        blamed = process_exit.culprit
+        culprit = blamed if blamed is not None and blamed.index == activity.index else None
         # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
-        begun = [each.index for each in (process_exit.culprit, process_exit.uncompleted.running) if each is not None]
+        begun = [each.index for each in (blamed, process_exit.uncompleted.running) if each is not None]
         is_discard = process_exit.reason is EndReason.DISCARD
         is_blamed = culprit is not None and not is_discard
         return RequestLoss(
@@ -208,8 +205,8 @@ class EnvRecovery:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
         table, journal, crashes = self._table, self._table.journals.of(index), self._actor.config.crashes
         if crashes is not None and loss.report is not None:
-            find_inputs = functools.partial(self.step_inputs, index, posted)
-            return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
+            get_inputs = functools.partial(self.step_inputs, index, posted)
+            return crashes.name(loss.error, loss.report, get_inputs, loss.activity, loss.incarnation, self._actor.pid)
         has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
         if not (has_crashed and table.journals.is_replayed and journal.is_poison(posted)):
             return loss.error

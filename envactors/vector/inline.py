@@ -70,7 +70,7 @@ class _RunningRequests(InlineRequest):
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
         self.losses[index] = loss._replace(episode_is_over=in_reset or ended)
 
-    def find_context(self) -> ActorContext | None:
+    def get_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
 
     def describe(self) -> tuple[InlineActor, Activity]:
@@ -161,7 +161,7 @@ class InlineEngine(Engine):
         if self._is_timing:
             self._times[actor].add(self._pages[actor])
         self._refresh_envs(actor)
-        if actor.closed.is_open:
+        if actor.closed.is_set:
             self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)

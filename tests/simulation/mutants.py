@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant(CALLS + "Replay.start", "actor.deadline_watch.watch(self.started_at)", "pass", HANGS),
     Mutant(CALLS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
-    Mutant(FUTURE + "_wake_others", "self._ended.open()", "pass", HANGS),
+    Mutant(FUTURE + "_wake_others", "self._ended.set()", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOAN + "_check", "self.end()", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),

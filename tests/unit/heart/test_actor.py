@@ -661,7 +661,7 @@ def test_an_internal_error_in_the_handling_of_an_exit_closes_the_actor(actors):
     begun = time.monotonic()
     actor.begin_close(SOON)
     actor.wait_closed(SOON)
-    assert actor.closed.is_open
+    assert actor.closed.is_set
     assert time.monotonic() - begun < SOON / 2
     assert backend.workers.empty(), "it is not started again"
 
