@@ -85,7 +85,7 @@ class Loop:
         self._wake = Doorbell()
         self._descriptors: dict[int, _Descriptor] = {}
         self._soon: deque[Callable[[], object]] = deque()
-        # Callbacks of `wake_after_events`, the time until which events may delay them, and whether any of them is urgent.
+        # Callbacks of `wake_after_events`, when they run although events keep coming, and whether any of them is urgent.
         self._deferred: list[Callable[[], object]] = []
         self._deferred_until = math.inf
         self._is_urgent = False

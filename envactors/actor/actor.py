@@ -332,7 +332,7 @@ class Actor(ActorBase):
 
     def _check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
-        activity = self.check_worker()
+        activity = self.collect_and_verify()
         worker = self.process.worker
         if activity is None or worker is None:
             return
@@ -345,7 +345,7 @@ class Actor(ActorBase):
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
 
-    def check_worker(self) -> Activity | None:
+    def collect_and_verify(self) -> Activity | None:
         """Process results, and kill the worker if it has corrupted the memory that it shares with this process.
 
         Return the activity that goes on; None if there is none, or the process is ending.
@@ -412,7 +412,7 @@ class Actor(ActorBase):
         """Send a message to the worker."""
         worker = self.process.worker
         assert worker is not None, "jobs start in a live process"
-        worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.start(time.monotonic()))
+        worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.record_start(time.monotonic()))
 
     def ask_to_close(self, call_id: int, reason: EndReason | None, *, kill_in: float | None) -> None:
         """Ask the worker to close its envs and to exit; kill it after ``kill_in`` seconds, or never if that is None."""
@@ -472,10 +472,10 @@ class Actor(ActorBase):
 
     # The end of a process --------------------------------------------------------------------------------
 
-    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+    def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         if incarnation == self.process.incarnation and self.phase is LIVE:
             self.phase = Phase.ENDING  # so it gets no more requests
-            self.process.record_end_reason(EndReason.DISCARD)
+            self.process.record_end_reason(EndReason.ENV_RAISED)
             self._close_once_read(make_error)
 
     def kill_and_proceed(self, reason: EndReason) -> None:

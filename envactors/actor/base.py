@@ -170,7 +170,7 @@ class ActorBase(ABC):
         """
 
     @abstractmethod
-    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+    def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         """Replace a process because one of its envs has raised, as one that has crashed. Call it within a change.
 
         Args:

@@ -105,7 +105,7 @@ class Call(Job):
         self.future.set_exception(error_of(self.activity()))
 
 
-class Replay(Job):
+class ReplayJob(Job):
     """Repeats the journal of an env in a new process.
 
     Args:

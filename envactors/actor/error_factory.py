@@ -114,7 +114,7 @@ class ErrorFactory:
 
     def process_ended(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of an exit: how the process has ended, or why it has not started."""
-        if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
+        if report.reason is EndReason.ENV_RAISED and isinstance(process.cause, ActorError):
             return process.cause
         return self.exit_during(culprit, report) if process.has_started else self.start_failed(process, report)
 
@@ -136,7 +136,7 @@ class ErrorFactory:
         how = "was ended on purpose" if was_killed else _describe_end(report)
         if report.reason is EndReason.INTERRUPT:
             how = "was replaced, since an exception interrupted the caller in the middle of a change,"
-        elif report.reason is EndReason.DISCARD:
+        elif report.reason is EndReason.ENV_RAISED:
             how = "was replaced, since an env had raised,"
         text = f"{who} {how} {running}"
         if report.status.loss is not None:

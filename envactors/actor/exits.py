@@ -11,7 +11,7 @@ closing                          none, and the actor is closed; after a renewal,
 renewal, abort, interrupt        at once, not counted as a restart                    fails
 its helper process was lost      at once, not counted as a restart                    runs again if it has retries, and
                                                                                       keeps all of them
-an env raised (``DISCARD``)      counted as a restart, after the backoff              has got the exception
+an env raised (``ENV_RAISED``)   counted as a restart, after the backoff              has got the exception
 crash, deadline                  counted as a restart, after the backoff              runs again if it has retries, and
                                                                                       uses up one of them; else fails
 ===============================  ===================================================  ==================================

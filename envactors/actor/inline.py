@@ -237,7 +237,7 @@ class InlineActor(ActorBase):
         with self.lock:
             event(*args)
 
-    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+    def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         error = make_error()
         with self.lock:
             if incarnation == self.process.incarnation and not self.closed.is_set:

@@ -179,7 +179,7 @@ class ProcessExit(NamedTuple):
         not counted either, but that is nobody's wish.
         """
         is_requested = self.plan.action is AfterExit.START and self.reason is not EndReason.HELPER_LOST
-        return self.reason is not EndReason.DISCARD and self.plan.action is not AfterExit.CLOSE and not is_requested
+        return self.reason is not EndReason.ENV_RAISED and self.plan.action is not AfterExit.CLOSE and not is_requested
 
 
 class _EndOfProcess(Job):

@@ -124,7 +124,7 @@ class JobQueue:
         """Start the jobs that the worker can accept; if it is free then, start one of the shared queue."""
         waits_for_permit = self._start_waiting()
         if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
-            self.permits.give_back(self._actor)
+            self.permits.release(self._actor)
         if self.shared_jobs is not None and self.shared_jobs.has_jobs:
             self._take_shared(self.shared_jobs)
 
@@ -281,7 +281,7 @@ class JobQueue:
     def drop_with_process(self) -> None:
         """Give back the permit of an ended process, and drop the waiting jobs that end with it."""
         if self.permits is not None:
-            self.permits.give_back(self._actor)
+            self.permits.release(self._actor)
         for job in [job for job in self.waiting if job.dies_with_process]:
             self.waiting.remove(job)
             self._forget(job)

@@ -52,14 +52,14 @@ class ActorLog:
         index = actor.config.first_index if error is None or error.index is None else error.index
         extra = {"actor": actor.name, "incarnation": actor.process.incarnation, "env_id": index}
 
-        def write() -> None:
+        def write_in_printer() -> None:
             now = time.monotonic()
             found = "" if error is None or now < self._evidence_at + _EVIDENCE_PERIOD else evidence_of(error)
             if found:
                 self._evidence_at = now
             _log.log(level, "%s", f"{text}\n{found}" if found else text, exc_info=bug, extra=extra)
 
-        actor.runtime.log(write)
+        actor.runtime.log(write_in_printer)
 
     def write_start(self, seconds: float) -> None:
         """Record that the process has started, within this time."""
@@ -102,8 +102,8 @@ def warn_of_slow(actor: ActorBase, activity: Activity, seconds: float, read_stac
     """
     incarnation = actor.process.incarnation
     text = (
-        f"{activity.method} of env {activity.index} of actor {actor.name!r} (pid {actor.pid}, incarnation {incarnation}) "
-        f"has been running for {seconds:.1f} s (Deadlines(slow={actor.config.deadlines.slow:g})) and continues"
+        f"{activity.method} of env {activity.index} of actor {actor.name!r} (pid {actor.pid}, incarnation "
+        f"{incarnation}) has been running for {seconds:.1f} s (Deadlines(slow={actor.config.deadlines.slow:g})) and continues"
     )
 
     def log_with_stacks() -> None:

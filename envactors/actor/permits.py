@@ -50,7 +50,7 @@ class Permits:
             self._wake_next()
         return is_next
 
-    def give_back(self, actor: PermitHolder) -> None:
+    def release(self, actor: PermitHolder) -> None:
         """Take back the permit of an actor that needs none now, or have it wait for none."""
         self._holders.discard(actor)
         self._waiting.pop(actor, None)

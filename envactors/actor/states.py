@@ -92,7 +92,7 @@ class EndReason(enum.Enum):
     TIMEOUT = enum.auto()  # a deadline passed
     ABORT = enum.auto()  # the user aborted a call, or killed the process
     RENEW = enum.auto()  # the user asked for another process, or the recycle policy did
-    DISCARD = enum.auto()  # one of its envs raised, and on_failure replaces the process
+    ENV_RAISED = enum.auto()  # one of its envs raised, and on_failure replaces the process
     INTERRUPT = enum.auto()  # an exception interrupted a change of the parent's state
     HELPER_LOST = enum.auto()  # its helper process was lost, with which the kernel ends it
     CLOSE = enum.auto()  # the actor is being closed

@@ -149,7 +149,7 @@ def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memo
         raise ChannelCorruptError(f"a message cannot be read: {safe_repr(error)}") from None
 
 
-def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearray:
+def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
     Values that refer to ``__main__`` are pickled by value with cloudpickle, since workers never import the caller's
@@ -157,7 +157,7 @@ def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearra
 
     Args:
         value: The value.
-        by_value: Pickles it where pickle fails, or refers to ``__main__``.
+        pickler: Pickles it where pickle fails, or refers to ``__main__``.
 
     Raises:
         Exception: Whatever the value's own reduction, pickle or cloudpickle raises.
@@ -181,7 +181,7 @@ def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearra
         is_complete = False
     if not is_complete:
         large.clear()
-        data = _dump(by_value, value, pickle_in_band)
+        data = _dump(pickler, value, pickle_in_band)
     return bundle.pack(enumerate([data, *large])) if large else data
 
 

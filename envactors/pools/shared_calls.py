@@ -325,19 +325,19 @@ class SharedCalls(BoundToProcess):
         runtime: Runtime = self._actors[0].runtime
         return runtime
 
-    def submit(self, call: SharedCall, message: tuple[Any, ...], by_value: PicklerClass = ValuePickler) -> None:
+    def submit(self, call: SharedCall, message: tuple[Any, ...], pickler: PicklerClass = ValuePickler) -> None:
         """Pickle a call, and have an actor run it or let it wait; wait first while too many calls wait.
 
         Args:
             call: The call.
             message: The fields of its message.
-            by_value: Pickles what pickle cannot.
+            pickler: Pickles what pickle cannot.
 
         Raises:
             ActorClosedError: The pool was closed, or belongs to another process.
         """
         call.pool = self
-        if not pickle_call(self._actors[0], call, message, by_value):  # the same for each actor
+        if not pickle_call(self._actors[0], call, message, pickler):  # the same for each actor
             with self._lock:
                 self.counts.submitted += 1
             return

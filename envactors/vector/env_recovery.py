@@ -67,7 +67,7 @@ class EnvRecovery:
         culprit = blamed if blamed is not None and blamed.index == activity.index else None
         # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
         begun = [each.index for each in (blamed, process_exit.uncompleted.running) if each is not None]
-        is_discard = process_exit.reason is EndReason.DISCARD
+        is_discard = process_exit.reason is EndReason.ENV_RAISED
         is_blamed = culprit is not None and not is_discard
         return RequestLoss(
             cause=Cause.RUNNING if activity.index in begun else Cause.NOT_BEGUN,
@@ -198,7 +198,7 @@ class EnvRecovery:
             elif table.journals.is_recorded and loss.report is not None:
                 journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
-            actor.discard(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
+            actor.replace_after_raise(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
         return decision, error
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:

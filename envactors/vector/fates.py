@@ -174,7 +174,7 @@ def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure
         return EnvFate.FAIL
     if loss.cause is Cause.NOT_BEGUN:
         runs_again = request.can_replay or not request.notices_loss
-    elif loss.reason is EndReason.DISCARD and request.can_replay:
+    elif loss.reason is EndReason.ENV_RAISED and request.can_replay:
         runs_again = True  # another env has raised, and ended the process
     else:
         runs_again = request.can_retry and loss.reason is not EndReason.ABORT

@@ -430,7 +430,7 @@ class InlineEngine(Engine):
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
             make_error = functools.partial(actor.errors.process_discarded, loss.activity, loss.incarnation, actor.pid)
-            actor.discard(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
+            actor.replace_after_raise(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:

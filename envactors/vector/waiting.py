@@ -205,4 +205,4 @@ class ResultWaiters:
             actor = group.actor
             worker = actor.process.worker
             if worker is not None and group.check_memory(worker.page.counters[FINISHED]):
-                actor.runtime.loop.call_soon(functools.partial(actor.run_as_change, actor.check_worker))
+                actor.runtime.loop.call_soon(functools.partial(actor.run_as_change, actor.collect_and_verify))

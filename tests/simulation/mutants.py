@@ -181,7 +181,7 @@ MUTANTS = [
     Mutant(ACTOR + "kill_and_proceed", "self.process.record_end_reason(reason)", "pass", BLAMES),
     Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
     Mutant(ACTOR + "_close", "self.jobs.fail_all", "(lambda error_of: self.jobs.waiting.clear())", HANGS),
-    Mutant(ACTOR + "discard", "self.phase = Phase.ENDING", "pass", RENEWS),
+    Mutant(ACTOR + "replace_after_raise", "self.phase = Phase.ENDING", "pass", RENEWS),
     Mutant(LAUNCHER + "finish", "self._pool.submit(self._begin_next)", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
@@ -196,7 +196,7 @@ MUTANTS = [
     ),
     Mutant(CALLS + "Call.start", "actor.deadline_watch.watch(self.started_at, self.deadline)", "pass", HANGS),
     Mutant(CALLS + "Call.after_exit", "self.future.set_exception(process_exit.error)", "pass", HANGS),
-    Mutant(CALLS + "Replay.start", "actor.deadline_watch.watch(self.started_at)", "pass", HANGS),
+    Mutant(CALLS + "ReplayJob.start", "actor.deadline_watch.watch(self.started_at)", "pass", HANGS),
     Mutant(CALLS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
     Mutant(FUTURE + "_wake_others", "self._ended.set()", "pass", HANGS),

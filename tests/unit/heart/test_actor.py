@@ -12,7 +12,7 @@ from fakes import SOON, call
 import envactors as ea
 from envactors.actor import actor as actor_module
 from envactors.actor import recording
-from envactors.actor.calls import Call, Replay
+from envactors.actor.calls import Call, ReplayJob
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.recording import Recorder
@@ -205,7 +205,9 @@ def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(acto
     wait_until(lambda: actor.phase is Phase.LIVE)
     gate = threading.Event()
     try:
-        actor.run_as_change(actor.discard, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read"))
+        actor.run_as_change(
+            actor.replace_after_raise, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read")
+        )
         future = call(actor)
         backend.next_worker().serve_start().serve_call("next")
         assert future.result(SOON) == "next"
@@ -555,7 +557,7 @@ class ReplayingTenant(Tenant):
     """Has each new process run replays first."""
 
     def on_started(self, process, *, is_renewal):
-        return [Replay(index, dumps(()), lambda _is_same: None) for index in range(2)]
+        return [ReplayJob(index, dumps(()), lambda _is_same: None) for index in range(2)]
 
 
 def test_replays_of_an_ended_process_are_forgotten(actors):

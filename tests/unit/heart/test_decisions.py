@@ -28,7 +28,7 @@ from envactors.vector.options import AUTORESETS
         (None, AfterExit.DIE, True),
         (EndReason.TIMEOUT, AfterExit.RESTART, True),
         (EndReason.HELPER_LOST, AfterExit.START, True),
-        (EndReason.DISCARD, AfterExit.RESTART, False),
+        (EndReason.ENV_RAISED, AfterExit.RESTART, False),
         (EndReason.ABORT, AfterExit.START, False),
         (EndReason.TIMEOUT, AfterExit.START, False),
         (None, AfterExit.CLOSE, False),
@@ -100,7 +100,7 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
         ({"on_failure": "replay", "can_replay": True}, EnvFate.TRUNCATE),
         ({"on_failure": "replay", "can_replay": True, "cause": Cause.NOT_BEGUN}, EnvFate.REDO),
         ({"on_failure": "replay", "can_retry": True, "reason": EndReason.ABORT}, EnvFate.TRUNCATE),
-        ({"on_failure": "replay", "can_replay": True, "reason": EndReason.DISCARD}, EnvFate.REDO),
+        ({"on_failure": "replay", "can_replay": True, "reason": EndReason.ENV_RAISED}, EnvFate.REDO),
     ],
 )
 def test_a_failed_request(changes, expected):
