@@ -85,10 +85,10 @@ class Loop:
         self._wake = Doorbell()
         self._descriptors: dict[int, _Descriptor] = {}
         self._soon: deque[Callable[[], object]] = deque()
-        # Callbacks of `wake_after_events`, when they run although events keep coming, and whether any of them is urgent.
+        # Callbacks of `wake_after_events`. They run once no events are left, or at this time even if more keep coming.
         self._deferred: list[Callable[[], object]] = []
         self._deferred_until = math.inf
-        self._is_urgent = False
+        self._is_urgent = False  # whether any of them is urgent
         # Guards the descriptors and the timers. Reentrant, since a signal handler may interrupt a thread that holds it.
         self._lock = threading.RLock()
         self._timers: list[tuple[float, int, Timer]] = []

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envactors import runtime as runtimes
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.base import ActorBase
@@ -40,6 +39,7 @@ from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message, unpack_failure
+from envactors.runtime import enroll
 
 # How long a worker that has closed its channel may take to exit, in seconds.
 _EXIT_GRACE = 1.0
@@ -123,8 +123,8 @@ class Actor(ActorBase):
         self.restart_at: float = 0.0
         self.started_in: float | None = None
 
-    def begin(self) -> None:
-        runtimes.enroll(self)
+    def join_and_start(self) -> None:
+        enroll(self)
         self.starter.open()
         if self.config.crashes is not None:
             self.config.crashes.submit = self.runtime.printer.submit
@@ -305,11 +305,11 @@ class Actor(ActorBase):
         with self.lock:
             job = self.jobs.running
             is_running = self.phase is LIVE and job is not None and job.future is future
-            loan = self.loans.begin(self.process.worker if is_running else None)
+            loan = self.loans.lend(self.process.worker if is_running else None)
         if loan is None:
             return
         # A RecursionError may end `on_frames` in the middle of a change. The change then still has to be reported for
-        # repair, which needs some stack, too: less than `loans.begin`, and that has just succeeded at this depth.
+        # repair, which needs some stack, too: less than `loans.lend`, and that has just succeeded at this depth.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins
@@ -536,9 +536,9 @@ class Actor(ActorBase):
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(process.incarnation)
             else:
-                self.after_exit(report)
+                self.handle_exit(report)
 
-    def after_exit(self, report: ExitReport) -> None:
+    def handle_exit(self, report: ExitReport) -> None:
         """Handle the end of the process, or of a launch that has failed or was withdrawn.
 
         1. *End the start*: no timer, launch, or deadline of the process is left, and nothing starts any more (ENDING).
@@ -567,8 +567,8 @@ class Actor(ActorBase):
             self.last_exit_error = process_exit.error
         self.log.write_exit(process_exit)
 
-        self.tenant.on_exit(process_exit)
-        self.jobs.on_exit(process_exit)
+        self.tenant.handle_exit(process_exit)
+        self.jobs.handle_exit(process_exit)
 
         process.worker = None
         self._carry_out(process_exit)
@@ -601,7 +601,7 @@ class Actor(ActorBase):
         elif self.process.is_launching:
             is_needed = phase is Phase.STARTING and has_work
             if not is_needed and self.starter.withdraw():
-                self.after_exit(ExitReport(reason=self.process.end_reason))
+                self.handle_exit(ExitReport(reason=self.process.end_reason))
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(self.errors.actor_closed)
         elif not has_work or (self.is_closing and phase in (Phase.ENDING, Phase.DEAD)):

@@ -90,7 +90,7 @@ class Call(Job):
         """Return the call, and the requests before it as far as they are known."""
         return self.actor.tenant.inputs_of_call(culprit.index, (self.kind, bytes(self.payload)))
 
-    def after_exit(self, process_exit: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""
         has_begun = process_exit.culprit is not None
         survives = not has_begun or (self.retries > 0 and process_exit.allows_retry)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from envactors import runtime as runtimes
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
@@ -26,6 +25,7 @@ from envactors.errors import ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
+from envactors.runtime import enroll
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
@@ -91,8 +91,8 @@ class InlineActor(ActorBase):
         self.indices: range = config.indices
         self._log = ActorLog(self)
 
-    def begin(self) -> None:
-        runtimes.enroll(self)
+    def join_and_start(self) -> None:
+        enroll(self)
         self.request_stack: RequestStack = RequestStack(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
 

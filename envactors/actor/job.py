@@ -117,7 +117,7 @@ class Job:
         del frame
         return True
 
-    def after_exit(self, process_exit: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""
         del process_exit
         return True

@@ -286,13 +286,13 @@ class JobQueue:
             self.waiting.remove(job)
             self._forget(job)
 
-    def on_exit(self, process_exit: ProcessExit) -> None:
+    def handle_exit(self, process_exit: ProcessExit) -> None:
         """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""
         job, self.running = self.running, None
         if isinstance(job, Renewal):
             self.renewal = job
         elif job is not None:
-            if job.after_exit(process_exit):
+            if job.handle_exit(process_exit):
                 self.failed += job.future is not None and job.future.done()
                 self._forget(job)
             else:

@@ -56,7 +56,7 @@ class ChannelLoans:
         """Whether the calling thread is the borrower, or a signal handler has interrupted the borrower."""
         return self.current is not None and self.current.borrower == threading.get_ident()
 
-    def begin(self, worker: Worker | None) -> Loan | None:
+    def lend(self, worker: Worker | None) -> Loan | None:
         """Lend the channel of a worker to the calling thread; return None if the loop must read.
 
         A thread that has a loan and asks for another one is in a signal handler, which waits for another reply. Its

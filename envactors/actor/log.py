@@ -100,10 +100,10 @@ def warn_of_slow(actor: ActorBase, activity: Activity, seconds: float, read_stac
         seconds: How long it has been running.
         read_stacks: Returns the stacks of its worker, perhaps after a while.
     """
-    incarnation = actor.process.incarnation
+    incarnation, slow = actor.process.incarnation, actor.config.deadlines.slow
     text = (
-        f"{activity.method} of env {activity.index} of actor {actor.name!r} (pid {actor.pid}, incarnation "
-        f"{incarnation}) has been running for {seconds:.1f} s (Deadlines(slow={actor.config.deadlines.slow:g})) and continues"
+        f"{activity.method} of env {activity.index} of actor {actor.name!r} (pid {actor.pid}, "
+        f"incarnation {incarnation}) has been running for {seconds:.1f} s (Deadlines(slow={slow:g})) and continues"
     )
 
     def log_with_stacks() -> None:

@@ -176,7 +176,7 @@ def make_actor(
         actor.warn_of_deadlines(wanted.call, wanted.step, wanted.reset, wanted.policy)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
     try:
-        actor.begin()
+        actor.join_and_start()
     except BaseException:
         actor.abandon()  # as long as the user keeps the exception, its traceback keeps the handle
         raise

@@ -25,7 +25,7 @@ import cloudpickle
 import numpy as np
 
 from envactors.errors import RemoteTraceback, SerializationError, VectorStepError, reduce_exception, set_cause
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.messages import Failure, Fault, Pickled
 
@@ -182,7 +182,7 @@ def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray
     if not is_complete:
         large.clear()
         data = _dump(pickler, value, pickle_in_band)
-    return bundle.pack(enumerate([data, *large])) if large else data
+    return packing.pack(enumerate([data, *large])) if large else data
 
 
 def dumps_by_value(value: Any) -> bytes:
@@ -217,9 +217,9 @@ def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool]
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
     """Load what `dumps` has pickled; large arrays are writable views of ``data``, or of a copy if that is constant."""
-    if data[0] != bundle.MARK:
+    if data[0] != packing.MARK:
         return pickle.loads(data) if len(data) < _HUGE else pickle.Unpickler(_PieceReader(data)).load()
-    pickled, *large = (part for _, part in bundle.unpack(bytearray(data) if memoryview(data).readonly else data))
+    pickled, *large = (part for _, part in packing.unpack(bytearray(data) if memoryview(data).readonly else data))
     return pickle.loads(pickled, buffers=large)
 
 

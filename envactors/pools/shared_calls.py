@@ -55,10 +55,10 @@ class SharedCall(Call):
             self.pool.recycler.on_call(self.actor)
         return has_ended
 
-    def after_exit(self, process_exit: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """If the call may run again, let any actor of the pool do so. For this one it has ended."""
         assert self.pool is not None, "it was submitted"
-        if not super().after_exit(process_exit):
+        if not super().handle_exit(process_exit):
             self.call_id = 0
             self.future.owner = self.pool
             self.pool.queue.put_back(self)

@@ -4,9 +4,9 @@
       │              the worker then alternates the policy and its envs, and counts the steps that are complete
       ├▶ on_reply    it has taken all steps, an env or the policy has raised, or the policy returned more than has room
       ├▶ on_late     a deadline was missed: the actor ends the process
-      └▶ after_exit  the process has ended
+      └▶ handle_exit  the process has ended
 
-Both `on_reply` and `after_exit` first accept the complete steps, and then decide about the envs without a result, with
+Both `on_reply` and `handle_exit` first accept the complete steps, and then decide about the envs without a result, with
 `RolloutFailures`. If that leaves steps to run, the actor calls `start` again. Otherwise the part ends.
 
 Everything runs under the lock of the vector.
@@ -25,7 +25,7 @@ from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.timers import deadline_by_code
 from envactors.crashes.inputs import Inputs
 from envactors.errors import VectorEnvError
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POLICY
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message
@@ -200,7 +200,7 @@ class RolloutPart(Job):
 
     def on_reply_piece(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write steps that come from another machine."""
-        for key, content in bundle.unpack(frame.payload):
+        for key, content in packing.unpack(frame.payload):
             if key == STEPS:
                 self.envs.trajectory.unpack(self.envs.indices, content)
             else:
@@ -242,7 +242,7 @@ class RolloutPart(Job):
             return Inputs()
         return self._group.recovery.step_inputs(culprit.index, self.envs.posted(culprit.index))
 
-    def after_exit(self, process_exit: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""
         self._late = None
         if process_exit.culprit is not None:

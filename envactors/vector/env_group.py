@@ -27,7 +27,7 @@ from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, load_message
@@ -218,7 +218,7 @@ class EnvGroup(Tenant):
 
     def on_overflow(self, frame: Frame) -> None:
         """Keep the parts of results that did not fit into their rows."""
-        parts = bundle.unpack(frame.payload)
+        parts = packing.unpack(frame.payload)
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
         if (worker := self.actor.process.worker) is not None and worker.watches_rings:
             self.actor.runtime.loop.call_soon(self.posted_rows.on_ring)  # the ring may have come before this frame
@@ -260,7 +260,7 @@ class EnvGroup(Tenant):
         """Return a call of an env with the requests before it."""
         return self.recovery.message_inputs(index, request)
 
-    def on_exit(self, process_exit: ProcessExit) -> None:
+    def handle_exit(self, process_exit: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes.
 
         1. Record the process: how long its steps took, and whether it has crashed in a replay. The next steps decide

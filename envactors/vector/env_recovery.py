@@ -67,15 +67,15 @@ class EnvRecovery:
         culprit = blamed if blamed is not None and blamed.index == activity.index else None
         # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
         begun = [each.index for each in (blamed, process_exit.uncompleted.running) if each is not None]
-        is_discard = process_exit.reason is EndReason.ENV_RAISED
-        is_blamed = culprit is not None and not is_discard
+        has_raised = process_exit.reason is EndReason.ENV_RAISED
+        is_blamed = culprit is not None and not has_raised
         return RequestLoss(
             cause=Cause.RUNNING if activity.index in begun else Cause.NOT_BEGUN,
             error=ReadyOutcome(None, process_exit.error if is_blamed else self.unfinished_error(activity)),
             incarnation=process_exit.process.incarnation,
             activity=culprit or activity,
             may_continue=process_exit.plan.starts_another,
-            reason=process_exit.reason if is_blamed or is_discard else None,
+            reason=process_exit.reason if is_blamed or has_raised else None,
             may_blame_inputs=is_crash(process_exit.reason),
             episode_is_over=(culprit or activity).method == "reset",
         )

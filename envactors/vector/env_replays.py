@@ -72,9 +72,6 @@ class EnvReplays:
 
     def record_exit(self, process_exit: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
-        if (
-            isinstance(process_exit.job, ReplayJob)
-            and process_exit.culprit is not None
-            and is_crash(process_exit.reason)
-        ):
-            self._table.journals.of(process_exit.culprit.index).record_replay(crashed=True)
+        culprit = process_exit.culprit
+        if isinstance(process_exit.job, ReplayJob) and culprit is not None and is_crash(process_exit.reason):
+            self._table.journals.of(culprit.index).record_replay(crashed=True)

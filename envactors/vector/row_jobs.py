@@ -18,7 +18,7 @@ from envactors.actor.actor_process import ActorProcess
 from envactors.actor.job import ErrorOf, Job, Uncompleted
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
@@ -180,7 +180,7 @@ class PostedRows(Job):
         first = self._indices.start
         mine = [(index - first, payloads[index]) for index in ids if index in payloads] if payloads else []
         if mine:
-            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
+            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, packing.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self.on_ring)  # the loop resolves the futures
         if actor.jobs.permits is not None:  # other actors may wait until these rows end

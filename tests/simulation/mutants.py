@@ -155,9 +155,9 @@ MUTANTS = [
     ),
     Mutant(QUEUE + "drop_with_process", "self.waiting.remove(job)", "pass", REPLAYS),
     Mutant(QUEUE + "drop_with_process", "self._forget(job)", "pass", STATES),
-    Mutant(QUEUE + "on_exit", "self.renewal = job", "pass", HANGS),
-    Mutant(QUEUE + "on_exit", "self.waiting.appendleft(job)", "self.waiting.append(job)", ORDER),
-    Mutant(QUEUE + "on_exit", "self._forget(job)", "pass", STATES),
+    Mutant(QUEUE + "handle_exit", "self.renewal = job", "pass", HANGS),
+    Mutant(QUEUE + "handle_exit", "self.waiting.appendleft(job)", "self.waiting.append(job)", ORDER),
+    Mutant(QUEUE + "handle_exit", "self._forget(job)", "pass", STATES),
     Mutant(QUEUE + "repair", "self._fail(job, error_of)", "pass", INTERRUPTS),
     # The actor: callers and frames.
     Mutant(ACTOR + "on_frame", "self.phase is LIVE", "False", HANGS),
@@ -167,10 +167,10 @@ MUTANTS = [
     Mutant(STARTER + "_on_launched", "worker.kill()", "pass", HANGS),
     Mutant(STARTER + "finish", "self._actor.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
-    Mutant(ACTOR + "after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
-    Mutant(ACTOR + "after_exit", "self.starter.finish()", "pass", HANGS),
+    Mutant(ACTOR + "handle_exit", "self.tenant.collect_completed()", "pass", LOSSES),
+    Mutant(ACTOR + "handle_exit", "self.starter.finish()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self.starter.finish()", "pass", HANGS),
-    Mutant(ACTOR + "after_exit", "self.tenant.on_exit(process_exit)", "pass", LOSSES),
+    Mutant(ACTOR + "handle_exit", "self.tenant.handle_exit(process_exit)", "pass", LOSSES),
     Mutant(ACTOR + "_carry_out", "self._fail_jobs_of_dead()", "pass", HANGS),
     Mutant(ACTOR + "_fail_jobs_of_dead", "self._start_next_process()", "pass", HANGS),
     Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
@@ -186,7 +186,10 @@ MUTANTS = [
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
     Mutant(
-        CALLS + "Call.after_exit", "(self.retries > 0 and process_exit.allows_retry)", "process_exit.allows_retry", ONCE
+        CALLS + "Call.handle_exit",
+        "(self.retries > 0 and process_exit.allows_retry)",
+        "process_exit.allows_retry",
+        ONCE,
     ),
     Mutant(
         JOB + "Job.find_uncompleted", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
@@ -195,9 +198,9 @@ MUTANTS = [
         CALLS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS
     ),
     Mutant(CALLS + "Call.start", "actor.deadline_watch.watch(self.started_at, self.deadline)", "pass", HANGS),
-    Mutant(CALLS + "Call.after_exit", "self.future.set_exception(process_exit.error)", "pass", HANGS),
+    Mutant(CALLS + "Call.handle_exit", "self.future.set_exception(process_exit.error)", "pass", HANGS),
     Mutant(CALLS + "ReplayJob.start", "actor.deadline_watch.watch(self.started_at)", "pass", HANGS),
-    Mutant(CALLS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
+    Mutant(CALLS + "Call.handle_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
     Mutant(FUTURE + "_wake_others", "self._ended.set()", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
@@ -230,7 +233,7 @@ MUTANTS = [
         "pass",
         REPLAYS,
     ),
-    Mutant(ENVS + "on_exit", "self.table.end_process(self.indices)", "pass", ONCE),
+    Mutant(ENVS + "handle_exit", "self.table.end_process(self.indices)", "pass", ONCE),
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(ROWS + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),

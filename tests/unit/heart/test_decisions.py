@@ -56,7 +56,7 @@ def test_the_call_that_an_ended_process_was_sent(has_begun, retries, chosen, exp
     culprit = Activity("echo", 0, 1) if has_begun else None
     error = ea.ActorDiedError("ended")
     process_exit = ProcessExit(ActorProcess(0), ExitReport(), call, Uncompleted(culprit), error, Plan(chosen))
-    assert (call.after_exit(process_exit), call.retries) == expected
+    assert (call.handle_exit(process_exit), call.retries) == expected
     assert call.future.set_exception.called is expected[0]
 
 

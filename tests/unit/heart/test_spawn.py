@@ -65,9 +65,9 @@ def test_an_exception_at_some_lines_of_spawn_in_process_leaves_no_actor():
 
 # Not the making of doorbells: an exception between two lines there loses a descriptor.
 BUILDING = {
-    "launch",
+    "make_actor",
     "launch_actors",
-    "begin",
+    "join_and_start",
     "join",
     "describe_envs",
     "build_row_engine",
