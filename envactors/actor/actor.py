@@ -68,7 +68,8 @@ class Actor(ActorBase):
                                                           and another actor takes the process
     STOPPING  the exit of the worker, or a launch         as the exit is planned: STARTING, BACKOFF, DEAD, or CLOSED
     ENDING    with a worker: its exit                     as the exit is planned
-              without one: a call of `_proceed`           STARTING, or CLOSED if the actor is closing
+              without one: a call of `_proceed`, and      STARTING, or CLOSED if the actor is closing; if a launch was
+              perhaps a launch                            pending, as its exit is planned
     BACKOFF   a timer                                     STARTING
     DEAD      nothing, until `wake`, or `renew`           NEW, or STARTING
     CLOSED    nothing                                     nothing
@@ -78,8 +79,8 @@ class Actor(ActorBase):
 
     - The worker exits in STARTING or LIVE: the exit is planned, too.
     - A deadline of a start or of a job passes: STOPPING, while the worker writes its stacks.
-    - A factory raises in STARTING, or an env in LIVE whose process is to be replaced (ENDING from then on). A callback
-      thread unpickles the exception. Then the phase is STOPPING, while the worker closes its envs.
+    - A factory raises in STARTING, or in LIVE an env whose process is to be replaced: STOPPING, while a callback thread
+      unpickles the exception, and then while the worker closes its envs.
     - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
     - The last job of a closing actor that has no process ends: `_proceed` closes the actor.
 
@@ -253,7 +254,7 @@ class Actor(ActorBase):
             # A call that was running in an earlier process may be queued for another try.
             end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
             was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
-            self.jobs.failed += was_queued
+            self.jobs.record_failed(was_queued)
             return was_queued
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
@@ -457,7 +458,7 @@ class Actor(ActorBase):
             process.envs_made = load_message(int, frame.payload)
         elif frame.kind == Kind.FAILED:
             process.failure = load_message(Failure, frame.payload)
-            self._close_once_read(functools.partial(unpack_failure, process.failure))
+            self._close_once_read(None, functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)
 
@@ -474,9 +475,7 @@ class Actor(ActorBase):
 
     def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         if incarnation == self.process.incarnation and self.phase is LIVE:
-            self.phase = Phase.ENDING  # so it gets no more requests
-            self.process.record_end_reason(EndReason.ENV_RAISED)
-            self._close_once_read(make_error)
+            self._close_once_read(EndReason.ENV_RAISED, make_error)
 
     def kill_and_proceed(self, reason: EndReason) -> None:
         """Kill the process. Then `on_exit` leads on; without a worker, `_proceed` does, and withdraws the launch."""
@@ -507,18 +506,18 @@ class Actor(ActorBase):
         """Kill the process unless it ends by itself within this time."""
         self.timers.set_earliest("kill", time.monotonic() + seconds, self.process.kill)
 
-    def _close_once_read(self, read_cause: Callable[[], BaseException | None]) -> None:
+    def _close_once_read(self, reason: EndReason | None, read_cause: Callable[[], BaseException | None]) -> None:
         """Have the process close its envs once the exception of its factory or of an env was read.
 
         Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long.
         """
-        self._kill_in(_READ_PATIENCE)
+        self._stop_process(reason, _READ_PATIENCE)
         process = self.process
         self.runtime.callbacks.submit(lambda: self.run_as_change(self._close_because_of, process, read_cause()))
 
     def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
         process.cause = cause
-        if process is self.process and process.worker is not None and self.phase in (Phase.STARTING, Phase.ENDING):
+        if process is self.process and process.worker is not None and self.phase is Phase.STOPPING:
             self.ask_to_close(self.lock.next_call_id(), process.end_reason, kill_in=self.config.deadlines.close)
 
     def on_exit(self, worker: Worker) -> None:
@@ -583,8 +582,8 @@ class Actor(ActorBase):
         # A closing actor still runs the calls that were queued before the close. If a renewal is among them, as here,
         # those behind it run in the next process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
-        is_first = process.incarnation == 0 or self.config.is_on_demand
-        plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
+        tracker, has_ever_started = self.restart_tracker, self.started_in is not None
+        plan = Plan(AfterExit.CLOSE) if closes else tracker.plan(process, error, has_ever_started=has_ever_started)
         return ProcessExit(process, report, job, uncompleted, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------

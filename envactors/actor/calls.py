@@ -58,7 +58,7 @@ class Call(Job):
         if self.incarnation not in (None, actor.process.incarnation):
             self.call_id, self.started_at = 0, 0.0
             self.fail(lambda activity: actor.errors.process_gone(activity, self.incarnation, actor.last_exit_error))
-            actor.jobs.failed += 1
+            actor.jobs.record_failed()
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)
@@ -148,6 +148,7 @@ class ReplayJob(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""
+        is_same = frame.kind != Kind.FAILED and load_message(bool, frame.payload)
         self.actor.jobs.record_replay(time.monotonic() - self.started_at)
-        self._on_end(frame.kind != Kind.FAILED and load_message(bool, frame.payload))
+        self._on_end(is_same)
         return True

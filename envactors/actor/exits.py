@@ -107,7 +107,7 @@ class RestartTracker:
 
     def nearest_limit(self) -> tuple[str, float]:
         """Return the limit that allows the fewest further restarts, and since when it counts them."""
-        since = self._crashes[-1][0] - self._policy.window
+        since = max((when for when, _, _ in self._crashes), default=0.0) - self._policy.window
         left = self._policy.max_restarts - len(self._granted(since))
         is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
         return ("max_lifetime_restarts", -math.inf) if is_lifetime else ("max_restarts", since)
@@ -123,13 +123,13 @@ class RestartTracker:
         of_how_many = "" if limit == math.inf else f" of {limit:g}"
         return f"restart {len(self._granted(since))}{of_how_many} in {delay:.1f} s"
 
-    def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
+    def plan(self, process: ActorProcess, error: ActorError, *, has_ever_started: bool) -> Plan:
         """Decide whether and when another process replaces an ended one; count the exit if it is a crash.
 
         Args:
             process: The ended process.
             error: The error of its exit.
-            is_first: Whether no earlier process of the actor has shown that its factories can succeed.
+            has_ever_started: Whether a process of the actor has made its envs, so that its factories can succeed.
         """
         if process.is_uncounted:
             return Plan(AfterExit.START)
@@ -138,9 +138,12 @@ class RestartTracker:
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        # If no process can be started, or the first one had no place or could not make its envs, the policy has no say.
+        # The policy has no say if no process can be started, or if none has ever made its envs, and this one had no
+        # place or its factory raised.
         report = process.report or ExitReport()
-        is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
+        is_hopeless = report.is_refused or (
+            not has_ever_started and (report.had_no_place or process.failure is not None)
+        )
         delay = None if is_hopeless else restart_delay(self._policy, granted, now, self.failed_starts)
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.

@@ -225,14 +225,10 @@ class Renewal(_EndOfProcess):
 
     def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""
-        self.begin()
-        self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
-        return self
-
-    def begin(self) -> None:
-        """Begin to run, until the next process has started."""
         if self.future is not None:
             self.future.set_running()
+        self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
+        return self
 
     def end(self, incarnation: int) -> None:
         """End with the new incarnation."""

@@ -92,6 +92,10 @@ class JobQueue:
         """Count steps and resets that have returned or raised; their results are in rows, without a reply."""
         self.completed += count
 
+    def record_failed(self, count: int = 1) -> None:
+        """Count calls, steps, and resets that have failed without the end of a job."""
+        self.failed += count
+
     def record_replay(self, seconds: float) -> None:
         """Count a replay that took this time."""
         self.replays += 1
@@ -163,7 +167,8 @@ class JobQueue:
         is_free = self.running is None and not self.waiting and actor.phase is LIVE and not actor.is_closing
         if is_free and not runs_library_code_only():
             actor.proceed_soon()  # an interrupt of this thread could lose the job, so the loop takes it
-        elif is_free and (taken := shared.take()) is not None and taken.future is not None:
+        elif is_free and (taken := shared.take()) is not None:
+            assert taken.future is not None, "somebody waits for each job of a pool"
             taken.future.owner = actor
             self.enqueue(taken)
 
@@ -188,8 +193,9 @@ class JobQueue:
         """Pass a reply to the running job, and start the next one."""
         job, self.running = self.running, None
         assert job is not None, "the frame is its reply"
+        has_ended = job.on_reply(frame)  # raises if the reply is corrupt
         self.completed += 1
-        if job.on_reply(frame):
+        if has_ended:
             self.unfinished.pop(job, None)  # as `_forget`, without a call per reply
         else:
             self.enqueue(job, first=True)
@@ -241,7 +247,7 @@ class JobQueue:
         self.renewal = job
         self.waiting.popleft()
         job.started_at = time.monotonic()
-        job.begin()
+        job.future.set_running()
         return True
 
     def fail_renewal(self, error_of: ErrorOf) -> None:

@@ -79,10 +79,8 @@ class ActorLog:
         else:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if process_exit.reason is EndReason.HELPER_LOST else logging.WARNING
-            text = str(error).partition("\n")[0]
-            text += (
-                "" if process_exit.plan.starts_another or self._actor.config.is_on_demand else "; it is not restarted"
-            )
+            is_final = not process_exit.plan.starts_another and not self._actor.config.is_on_demand
+            text = str(error).partition("\n")[0] + ("; it is not restarted" if is_final else "")
             self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=error)
 
     def write_end_of_standby(self, error: ActorError) -> None:

@@ -192,7 +192,7 @@ class EnvRecovery:
                 journal.count_crash()
         else:
             if loss.cause is Cause.RUNNING or (loss.cause is Cause.NOT_BEGUN and not loss.may_continue):
-                actor.jobs.failed += 1
+                actor.jobs.record_failed()
             if decision.ends_episode:
                 journal.forget()
             elif table.journals.is_recorded and loss.report is not None:

@@ -217,6 +217,24 @@ def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(acto
         gate.set()
 
 
+def test_an_actor_that_closes_while_the_error_of_its_env_is_read_is_not_closed_yet(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    gate = threading.Event()
+    try:
+        actor.run_as_change(actor.replace_after_raise, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("read"))
+        actor.begin_close(SOON)
+        assert actor.state is not ActorState.CLOSED
+        assert not worker.was_killed
+    finally:
+        gate.set()
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    actor.wait_closed(SOON)
+    assert actor.state is ActorState.CLOSED
+
+
 class Blocks:
     """Blocks the thread that unpickles it."""
 
@@ -678,6 +696,43 @@ def test_a_first_start_that_fails_uses_up_no_restart(actors):
     backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
     assert actor.stats().restarts == 1
+
+
+def refuse_start(worker):
+    worker.reply(worker.take(), tuple(pack_failure(KeyError("no such env"), Fault.RAISED)), Kind.FAILED)
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+
+
+def test_a_factory_that_raises_after_a_kill_during_the_first_start_is_not_retried(actors):
+    actor, backend = actors()
+    backend.next_worker()
+    actor.kill(restart=True)
+    refuse_start(backend.next_worker())
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    assert actor.process.incarnation == 1
+
+
+def test_an_actor_on_demand_whose_envs_were_made_before_retries_a_start(actors):
+    actor, backend = actors(is_on_demand=True)
+    actor.wake()
+    backend.next_worker().serve_start().crash()
+    refuse_start(backend.next_worker())
+    backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    assert actor.process.incarnation == 2
+
+
+def test_a_corrupt_reply_to_a_replay_does_not_count_as_completed(actors):
+    actor, backend = actors()
+    actor.tenant = ReplayingTenant()
+    worker = backend.next_worker().serve_start()
+    frame = worker.take()
+    worker.begin(frame)
+    junk(worker, Kind.RESULT, frame.call_id)
+    wait_until(lambda: worker.was_killed)
+    stats = actor.stats()
+    assert (stats.completed, stats.replays) == (0, 0)
 
 
 def test_a_call_without_any_time_limit_leaves_no_timer(actors):

@@ -594,7 +594,7 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker.run_row(0)
     worker.begin_row(1)
     step = stage.engine.groups[0].posted_rows.activity()
-    assert (step.method, step.env) == ("step", 1)
+    assert (step.method, step.index) == ("step", 1)
     assert step.started_at == worker.page.progress().since
     stage.worker().run_row(1)
     assert stage.engine.groups[0].posted_rows.activity() is None
