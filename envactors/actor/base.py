@@ -198,6 +198,9 @@ class ActorBase(ABC):
             timeout: Seconds until the process is killed; None for the close deadline.
             began: Start of the timeout (`time.monotonic`); None for now. Actors that are closed together share it,
                 since their jobs may wait for one another.
+
+        Raises:
+            RuntimeError: Env code of an in-process actor closes that actor.
         """
 
     def wait_closed(self, timeout: float | None, began: float | None = None) -> None:

@@ -216,6 +216,10 @@ class ActorHandle(ActorView[T_co]):
 
         Args:
             timeout: How long closing may take before the process is killed, in seconds; None for the close deadline.
+                In-process actors ignore it: nothing can end their env code.
+
+        Raises:
+            RuntimeError: Env code of an in-process actor closes that actor.
         """
         close_all([self], as_timeout(timeout, "close(timeout=...)"))
 

@@ -263,6 +263,7 @@ class InlineActor(ActorBase):
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         del timeout, began
+        self.check_not_within()
         with self.lock:
             if not self.closed.is_set:
                 if self._server is not None:
