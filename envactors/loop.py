@@ -158,11 +158,10 @@ class Loop:
         self._wake.ring()
 
     def wake_after_events(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
-        """Wake another thread, but not before the events are handled that the loop has received by now.
+        """Wake a thread, once the loop has handled the events that are ready.
 
-        A thread often waits for the results of several events, and waking it takes longer than handling one. Called in
-        the loop's thread, this puts the callback off until the loop would wait for events. In other threads it calls
-        the callback immediately.
+        A thread often waits for the results of several events, and waking it takes longer than handling one. So in the
+        loop's thread, ``wake`` is called when no event is ready any more. In other threads it is called immediately.
 
         Args:
             wake: Wakes the thread.

@@ -14,6 +14,16 @@ process exits, `Actor.handle_exit` decides about the running job and about the n
 
 Begin to read with `job`, `job_queue`, and the table of phases in `actor`.
 
+An actor is seen as:
+
+    JobActor        by its queue and its jobs (`job`)
+    StartingActor   by its starter (`starter`)
+    WorkerEvents    by its worker, which reports frames and its exit (`envactors.backends.base`)
+    Owner           by futures (`future`); a pool is one, too
+    Member          by the runtime, which closes it at the exit of the program (`envactors.runtime`)
+    Changeable      by its lock, which repairs it (`change`)
+    PermitHolder    by the permits, which wake it (`permits`)
+
 For users:
     spawn           Makes actors, for users and for pools and vectors
     handle          Handles, whose methods return futures

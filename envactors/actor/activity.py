@@ -1,4 +1,4 @@
-"""What a worker does at one time."""
+"""The call, step, or other request that a worker runs at one time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Activity(NamedTuple):
-    """What a worker does at one time for a job, as errors and deadlines need it: a call, one env's step, a closing.
+    """The part of a job that a worker runs at one time, for errors and deadlines: a call, the step of one env, a close.
 
     Attributes:
         method: Name of the method.

@@ -143,8 +143,6 @@ class Actor(ActorBase):
             phase, process = self.phase, self.process
             if phase is Phase.CLOSED or (self.is_closing and phase in _CLOSED_IF_CLOSING):
                 return ActorState.CLOSED
-            if phase is Phase.ASLEEP:
-                return ActorState.IDLE
             if phase is Phase.DEAD:
                 return ActorState.DEAD
             if phase is Phase.NEW or (phase is Phase.STARTING and process.incarnation == 0):
@@ -309,8 +307,8 @@ class Actor(ActorBase):
             loan = self.loans.lend(self.process.worker if is_running else None)
         if loan is None:
             return
-        # A RecursionError may end `on_frames` in the middle of a change. The change then still has to be reported for
-        # repair, which needs some stack, too: less than `loans.lend`, and that has just succeeded at this depth.
+        # Near the recursion limit, a RecursionError may end `on_frames` in the middle of a change. Its context then
+        # schedules the repair, which needs a few frames, too. They are there: `loans.lend` has just used more of them.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins
@@ -579,8 +577,8 @@ class Actor(ActorBase):
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             get_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = crashes.report(error, get_inputs, process.failure)
-        # A closing actor still runs the calls that were queued before the close. If a renewal is among them, as here,
-        # those behind it run in the next process.
+        # A closing actor first runs the jobs that were queued before the close. If this exit is that of a renewal among
+        # them, the jobs behind it need another process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
         tracker, has_ever_started = self.restart_tracker, self.started_in is not None
         plan = Plan(AfterExit.CLOSE) if closes else tracker.plan(process, error, has_ever_started=has_ever_started)

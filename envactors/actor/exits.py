@@ -101,12 +101,12 @@ class RestartTracker:
 
     @property
     def errors(self) -> list[ActorError]:
-        """The errors of the crashes that the limit counts which allows the fewest further restarts, oldest first."""
+        """The errors of the crashes that count against the nearest limit, oldest first."""
         _, since = self.nearest_limit()
         return [error for when, error, _ in self._crashes if when >= since]
 
     def nearest_limit(self) -> tuple[str, float]:
-        """Return the limit that allows the fewest further restarts, and since when it counts them."""
+        """Return the limit that allows the fewest further restarts, and since when it counts crashes."""
         since = max((when for when, _, _ in self._crashes), default=0.0) - self._policy.window
         left = self._policy.max_restarts - len(self._granted(since))
         is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
@@ -138,8 +138,8 @@ class RestartTracker:
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        # The policy has no say if no process can be started, or if none has ever made its envs, and this one had no
-        # place or its factory raised.
+        # In these cases another process would fail, too: none can be started, or none has made its envs yet, and this
+        # one had no place or its factory raised. Then the policy is not asked.
         report = process.report or ExitReport()
         is_hopeless = report.is_refused or (
             not has_ever_started and (report.had_no_place or process.failure is not None)

@@ -97,7 +97,7 @@ class InlineActor(ActorBase):
         self._start()
 
     def join_vector(self, vector: InlineVector, request_stack: RequestStack) -> None:
-        """Become an actor of a vector, whose actors share the env code that is running."""
+        """Become an actor of a vector. All its actors share one stack of requests."""
         self.vector, self.request_stack = vector, request_stack
 
     # State -----------------------------------------------------------------------------------------------

@@ -40,9 +40,14 @@ class SharedQueue(Protocol):
 class JobQueue:
     """The jobs of one actor. Every method runs within a change of the actor.
 
-    A job begins with `enqueue`, with `start_in_process`, or as rows with `try_run_rows`. It ends with its reply, with
-    `end`, with the process, or with an error. Between two changes, every unfinished job is in one place: it waits, it
-    is the running one, or it is the renewal. If a job waits and the worker is free, then it waits for a permit.
+    A job enters by `enqueue`, by `start_in_process`, or as rows by `try_run_rows`. It leaves by its reply, by `end`, by
+    the exit of the process, or by an error. Between two changes, every unfinished job is in one place: in `waiting`,
+    in `running`, or in `renewal`. While the worker is free, a job waits only if it needs a permit.
+
+    The methods are reentrant. A dispatch may end the running rows, whose results may make the tenant queue other jobs:
+    `dispatch` -> `Job.try_finish` -> `Tenant.collect_completed` -> `EnvGroup.recover` -> `enqueue` -> `dispatch`. That
+    is safe, since each of them first changes the state, such as the status of an env or `running`, and only then queues
+    or starts a job. So the inner dispatch sees a complete state, and the outer one reads the state again after it.
 
     Args:
         actor: The actor.
@@ -51,7 +56,8 @@ class JobQueue:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
             until a ring, the next job, or the end of the process.
-        renewal: The renewal that has ended the last process, or began without one, until the next one has started.
+        renewal: The renewal between two processes: from the exit of the last one, or from its turn in the queue if that
+            had ended before, until the next one has started.
         unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
             envs.
         shared_jobs: The jobs that wait for any actor of a pool; None outside of pools.
@@ -115,10 +121,8 @@ class JobQueue:
         job.call_id = 0
         job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
-        if first:  # behind the replays, which are at the front
-            self.waiting.insert(sum(other.runs_first for other in self.waiting), job)
-        else:
-            self.waiting.append(job)
+        # The replays are at the front.
+        self.waiting.insert(sum(other.runs_first for other in self.waiting) if first else len(self.waiting), job)
         if actor.phase is LIVE:
             self.dispatch()
         elif actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED):
@@ -137,8 +141,8 @@ class JobQueue:
         actor = self._actor
         while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running
-            # A job that joins rows keeps their permit. An older job of another actor may wait for that, so with
-            # permits no job joins.
+            # With permits, no job joins the running rows: it would keep their permit, for which an older job of
+            # another actor may be waiting.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.try_finish():
                     running.request_end_ring()
@@ -153,7 +157,7 @@ class JobQueue:
         return False
 
     def _start(self, job: Job) -> None:
-        """Send a job to the worker. It is the running one before that: its start may queue other jobs, which wait."""
+        """Send a job to the worker. It is set as running first, so that jobs that its start queues wait for it."""
         job.call_id = self._actor.config.lock.next_call_id()
         job.started_at = time.monotonic()
         self.running = job

@@ -88,7 +88,7 @@ class ChannelLoans:
         self._has_timer = True
 
     def _check(self) -> None:
-        """End the loan if its time is over, or run again when it is: this loan may be a later one than the timer's."""
+        """End the current loan if its time is over. Otherwise it began after the timer was set: set the timer again."""
         with self._actor_lock:
             self._has_timer = False
             if self.current is not None and self.current.until > time.monotonic():

@@ -28,10 +28,10 @@ class InlineRequest(abc.ABC):
 
     Args:
         index: The env whose code runs first.
-        is_nested: Whether env code makes this request.
+        is_nested: Whether code of another env makes this request.
 
     Attributes:
-        index: The env whose code is running.
+        index: The env whose code is running. A step of several envs changes it from env to env.
         is_nested: As above.
         thread: The identifier of the thread.
         number: How many requests there were before it.
@@ -73,9 +73,9 @@ class InlineRequest(abc.ABC):
 class RequestStack:
     """The requests that run env code: those of one in-process actor, or of all that share a lock.
 
-    There is more than one if env code makes requests of other envs. Each runs in ``with lock, code.enter(request):``.
-    A loop looks at them a few times until they are slow. So requests need not record when they begin, and a warning
-    comes up to a quarter later than in a worker.
+    There is more than one if env code makes requests of other envs. Each one runs in a ``with`` statement of the lock
+    and of `enter`. A loop looks at them a few times until they are slow. So requests need not record when they begin,
+    and a warning comes up to a quarter later than in a worker.
 
     Args:
         lock: The lock.

@@ -18,7 +18,7 @@ class SpinPolicy:
         may_spin: Whether the backend lets threads spin.
 
     Attributes:
-        enabled: Whether anything spins.
+        enabled: Whether callers and workers may spin: the backend and the processor allow it.
     """
 
     __slots__ = ("_completed_at", "_started_at", "_was_quick", "enabled")
