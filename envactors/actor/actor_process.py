@@ -54,8 +54,7 @@ class ActorProcess:
         is_launching: Whether its launch is pending: it waits for the certain end of the last process, waits for the
             launcher, or has begun and has not returned the worker.
         launched_at: When the launch began (`time.monotonic`).
-        envs_made: The position of the env that it makes, or has made last. The worker reports each env but the last
-            one when it is made.
+        envs_made: How many envs it is known to have made, as long as it starts. The last one is not reported by itself.
         failure: The failure of a factory; None if none has failed.
         was_standby: Whether the process was a standby, whose envs were made before.
         report: The facts about its exit; None before that.

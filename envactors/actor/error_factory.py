@@ -145,7 +145,8 @@ class ErrorFactory:
 
     def start_failed(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
-        activity = Activity("", self._config.first_index + process.envs_made, started_at=process.launched_at)
+        # The env that comes next; the last one if all are made.
+        activity = Activity("", self._config.indices[: process.envs_made + 1][-1], started_at=process.launched_at)
         who, where = self._locate(activity, process.incarnation, report.pid)
         is_late = process.failure is None and report.reason is EndReason.TIMEOUT
         text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
@@ -161,6 +162,7 @@ class ErrorFactory:
         failure, refusal = process.failure, report.status.refusal
         if failure is not None:
             maker = "initializer" if self._config.is_executor else "factory"
+            maker = "snapshot function" if process.envs_made == self._config.env_count else maker
             traceback = f"\n{failure.traceback.rstrip()}" if process.cause is None else ""
             advice = self._config.backend.traits.import_advice if isinstance(process.cause, ImportError) else ""
             return f"the {maker} of {who} raised {failure.text}{after}{traceback}" + (f": {advice}" if advice else "")
@@ -172,7 +174,7 @@ class ErrorFactory:
         begun = "its initializer had returned" if self._config.is_executor else "its env was made"
         return f"{who} {_describe_end(report)}{after} before {begun}"
 
-    def process_discarded(
+    def replaced_after_raise(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
     ) -> ActorError:
         """Return the error of a process that is replaced because an env raised; ``text`` describes the cause."""

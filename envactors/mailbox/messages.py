@@ -44,7 +44,7 @@ class Kind(enum.IntEnum):
     # Sent while rows run: results that do not fit into them, by the envs' indices in the vector, packed by
     # `envactors.mailbox.packing`. `envactors.mailbox.info_codec` reads them.
     OVERFLOW = 19
-    # Sent during START while there are more envs to make: the count of envs that are made.
+    # Sent during START while there is more to make or to unpickle: the count of envs that are made.
     ENV_MADE = 20
     # Sent at any time by any thread: what env code logs, as the attributes of a log record.
     LOGGED = 21

@@ -198,7 +198,7 @@ class EnvRecovery:
             elif table.journals.is_recorded and loss.report is not None:
                 journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
-            actor.replace_after_raise(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
+            actor.replace_after_raise(loss.incarnation, functools.partial(self._error_of_raise, loss, error, actor.pid))
         return decision, error
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:
@@ -216,8 +216,8 @@ class EnvRecovery:
         assert isinstance(crash, ActorError), "a running request fails only with its process"
         return ReadyOutcome(None, self._actor.errors.poison_inputs(crash, inputs))
 
-    def _discard_error(self, loss: RequestLoss, reported: Outcome, pid: int | None) -> ActorError:
-        """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock.
+    def _error_of_raise(self, loss: RequestLoss, reported: Outcome, pid: int | None) -> ActorError:
+        """Return the error of a process that is replaced since an env raised. Runs code of users, without the lock.
 
         Args:
             loss: The loss of the request.
@@ -227,7 +227,7 @@ class EnvRecovery:
         cause = reported.read()[1]
         assert cause is not None, "the env has raised"
         text = type(cause).__name__ if loss.report is None else loss.report.text
-        error = self._actor.errors.process_discarded(loss.activity, loss.incarnation, pid, cause, text)
+        error = self._actor.errors.replaced_after_raise(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error
 

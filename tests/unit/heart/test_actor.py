@@ -198,7 +198,7 @@ def test_closing_a_dead_actor_records_no_second_exit(actors, exits):
     assert exits.count == 1
 
 
-def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(actors, monkeypatch):
+def test_a_process_is_replaced_although_the_error_of_its_env_is_never_read(actors, monkeypatch):
     monkeypatch.setattr(actor_module, "_READ_PATIENCE", 0.05)
     actor, backend = actors()
     worker = backend.next_worker().serve_start()
