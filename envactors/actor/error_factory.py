@@ -174,7 +174,7 @@ class ErrorFactory:
         begun = "its initializer had returned" if self._config.is_executor else "its env was made"
         return f"{who} {_describe_end(report)}{after} before {begun}"
 
-    def replaced_after_raise(
+    def env_raised(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
     ) -> ActorError:
         """Return the error of a process that is replaced because an env raised; ``text`` describes the cause."""

@@ -227,7 +227,7 @@ class EnvRecovery:
         cause = reported.read()[1]
         assert cause is not None, "the env has raised"
         text = type(cause).__name__ if loss.report is None else loss.report.text
-        error = self._actor.errors.replaced_after_raise(loss.activity, loss.incarnation, pid, cause, text)
+        error = self._actor.errors.env_raised(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error
 

@@ -429,9 +429,7 @@ class InlineEngine(Engine):
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
-            make_error = functools.partial(
-                actor.errors.replaced_after_raise, loss.activity, loss.incarnation, actor.pid
-            )
+            make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)
             actor.replace_after_raise(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error

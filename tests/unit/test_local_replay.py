@@ -81,6 +81,6 @@ class Unloadable:
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_a_snapshot_function_that_cannot_be_unpickled_is_not_blamed_on_the_factory(backend):
     snapshot = ea.SnapshotPolicy(Unloadable(), Unloadable())
-    with pytest.raises(ea.ActorStartError, match="the snapshot function of .* raised ZeroDivisionError") as caught:
+    with pytest.raises(ea.ActorStartError, match=r"the snapshot function of .* raised ZeroDivisionError") as caught:
         ea.VectorEnv([EchoEnv] * 2, envs_per_actor=2, backend=backend, on_failure="replay", snapshot=snapshot)
     assert caught.value.index == 1

@@ -219,7 +219,7 @@ def test_recv_within_a_step_returns_only_what_was_sent_there():
 def test_an_in_process_env_cannot_close_its_own_actor():
     with ea.VectorEnv([Asking] * 2, backend="inline") as envs:
         envs.reset(seed=0)
-        Shared.asks = staticmethod(lambda: envs.actors[0].close())
+        Shared.asks = staticmethod(envs.actors[0].close)
         error = value_or_error(envs[0].call("ask").result)
         assert isinstance(error, RuntimeError)
         assert "which can only run after that code" in str(error)
