@@ -580,8 +580,8 @@ class Actor(ActorBase):
         # A closing actor first runs the jobs that were queued before the close. If this exit is that of a renewal among
         # them, the jobs behind it need another process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
-        tracker, has_ever_started = self.restart_tracker, self.started_in is not None
-        plan = Plan(AfterExit.CLOSE) if closes else tracker.plan(process, error, has_ever_started=has_ever_started)
+        is_first = self.started_in is None and (self.config.is_on_demand or self.restart_tracker.failed_starts == 0)
+        plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
         return ProcessExit(process, report, job, uncompleted, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------

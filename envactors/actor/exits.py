@@ -123,13 +123,14 @@ class RestartTracker:
         of_how_many = "" if limit == math.inf else f" of {limit:g}"
         return f"restart {len(self._granted(since))}{of_how_many} in {delay:.1f} s"
 
-    def plan(self, process: ActorProcess, error: ActorError, *, has_ever_started: bool) -> Plan:
+    def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
         """Decide whether and when another process replaces an ended one; count the exit if it is a crash.
 
         Args:
             process: The ended process.
             error: The error of its exit.
-            has_ever_started: Whether a process of the actor has made its envs, so that its factories can succeed.
+            is_first: Whether no start of the actor has succeeded before, nor has one failed and counted. For an actor
+                on demand, failed ones do not matter: each time that it is woken is a first try.
         """
         if process.is_uncounted:
             return Plan(AfterExit.START)
@@ -138,12 +139,9 @@ class RestartTracker:
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        # In these cases another process would fail, too: none can be started, or none has made its envs yet, and this
-        # one had no place or its factory raised. Then the policy is not asked.
+        # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
         report = process.report or ExitReport()
-        is_hopeless = report.is_refused or (
-            not has_ever_started and (report.had_no_place or process.failure is not None)
-        )
+        is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
         delay = None if is_hopeless else restart_delay(self._policy, granted, now, self.failed_starts)
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.

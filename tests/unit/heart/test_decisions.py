@@ -117,7 +117,7 @@ def crashed(policy, *times, monkeypatch):
     tracker, process = RestartTracker(ea.RestartPolicy(**policy)), ActorProcess(0, has_started=True)
     for when in times:
         monkeypatch.setattr(exits.time, "monotonic", lambda when=when: when)
-        tracker.plan(process, ea.ActorDiedError(f"at {when}"), has_ever_started=True)
+        tracker.plan(process, ea.ActorDiedError(f"at {when}"), is_first=False)
     return tracker
 
 
