@@ -244,9 +244,9 @@ class JobQueue:
         return False
 
     def try_begin_renewal(self) -> bool:
-        """Begin a renewal without a process to end, if the user has queued one and it is next; return whether it is."""
+        """Begin the next job, if it is a renewal by the user, with no process to end; return whether it has begun."""
         job = self.waiting[0] if self.waiting else None
-        if not isinstance(job, Renewal) or job.future is None:
+        if self.renewal is not None or not isinstance(job, Renewal) or job.future is None:
             return False
         self.renewal = job
         self.waiting.popleft()

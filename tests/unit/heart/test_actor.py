@@ -776,6 +776,24 @@ def test_a_renewal_behind_a_call_waits_for_the_backoff_with_it(actors):
     assert worker.take().kind == Kind.CLOSE
 
 
+def test_a_second_renewal_during_the_backoff_does_not_replace_the_first(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=0.05))
+    renewals = [ActorFuture(actor, None) for _ in range(2)]
+    worker = backend.next_worker().serve_start()
+    actor.renew(renewals[0])
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    backend.next_worker().crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    actor.renew(renewals[1])
+    worker = backend.next_worker().serve_start()
+    assert renewals[0].result(SOON) == 2
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    backend.next_worker().serve_start()
+    assert renewals[1].result(SOON) == 3
+
+
 def test_an_aborted_retry_counts_as_failed(actors):
     actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=60.0))
     future = call(actor, retries=1)
