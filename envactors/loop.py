@@ -19,7 +19,7 @@ from envactors.threads import LibraryThread
 
 # A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
 _MOST_ERRORS = 2
-# How long `Loop.defer_wakeup` may put a callback off, in seconds. The poller rounds shorter times up to this.
+# How long `Loop.wake_after_events` may put a callback off, in seconds. The poller rounds shorter times up to this.
 _MOST_DELAY = 0.001
 
 
@@ -85,10 +85,10 @@ class Loop:
         self._wake = Doorbell()
         self._descriptors: dict[int, _Descriptor] = {}
         self._soon: deque[Callable[[], object]] = deque()
-        # Callbacks of `defer_wakeup`, the time until which events may delay them, and whether any of them is urgent.
+        # Callbacks of `wake_after_events`. They run once no events are left, or at this time even if more keep coming.
         self._deferred: list[Callable[[], object]] = []
         self._deferred_until = math.inf
-        self._is_urgent = False
+        self._is_urgent = False  # whether any of them is urgent
         # Guards the descriptors and the timers. Reentrant, since a signal handler may interrupt a thread that holds it.
         self._lock = threading.RLock()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -157,12 +157,11 @@ class Loop:
         self._soon.append(callback)
         self._wake.ring()
 
-    def defer_wakeup(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
-        """Wake another thread, but not before the events are handled that the loop has received by now.
+    def wake_after_events(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
+        """Wake a thread, once the loop has handled the events that are ready.
 
-        A thread often waits for the results of several events, and waking it takes longer than handling one. Called in
-        the loop's thread, this puts the callback off until the loop would wait for events. In other threads it calls
-        the callback immediately.
+        A thread often waits for the results of several events, and waking it takes longer than handling one. So in the
+        loop's thread, ``wake`` is called when no event is ready any more. In other threads it is called immediately.
 
         Args:
             wake: Wakes the thread.

@@ -82,7 +82,7 @@ class ThreadPool:
             self._first_thread.join(timeout)
 
     def _watch(self, loop: Loop) -> None:
-        """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves half of it."""
+        """Set the timer that adds a thread if functions are stuck. Runs in the loop, where no interrupt can end it."""
         if not self._is_watched:
             self._is_watched = True
             add_thread = functools.partial(self._add_thread_if_stuck, loop, self._start_count)
@@ -121,8 +121,9 @@ class Launcher:
 
     A start is a function, by which it is withdrawn and finished, too: the same bound method of an actor each time.
 
-    An interrupt may end a method between any two statements. So each one first has the launcher's thread look for a
-    start that may begin, and then changes the record: the look needs the lock, so it comes after the change.
+    An interrupt may end a method between any two statements. So `submit` and `finish` first have the launcher's thread
+    look for a start that may begin, and then change the record, both under the lock. The look needs the lock, too, so
+    it sees the change. `withdraw` lets no start begin.
     """
 
     def __init__(self) -> None:
@@ -154,9 +155,8 @@ class Launcher:
     def _begin_next(self) -> None:
         """Begin the first start that its limit allows. Only the launcher's thread calls this, so no start is lost."""
         with self._lock:
-            start = next(
-                (one for one, most in self._waiting.items() if most is None or len(self._starting) < most), None
-            )
+            allowed = (one for one, most in self._waiting.items() if most is None or len(self._starting) < most)
+            start = next(allowed, None)
             if start is None:
                 return
             if self._waiting.pop(start) is not None:

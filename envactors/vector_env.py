@@ -8,8 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from envactors import backends
-from envactors import runtime as runtimes
+from envactors import backends, runtime
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture, results_of
 from envactors.actor.handle import ActorHandle, ActorView, close_all
@@ -85,7 +84,7 @@ class VectorEnv(BoundToProcess):
         self._is_closed = False
         self._has_snapshots = settings.snapshot is not None
         self._rollout_engine: RolloutEngine | None = None  # None without a policy
-        self._forks = runtimes.forks
+        self._forks = runtime.forks
         self._memory = None if backend.traits.is_inline else backend.make_memory()
         launched = launch_actors(settings, backend, factories_by_actor, variables, self._memory)
         actors, self._handles, self._standbys = launched
@@ -513,7 +512,7 @@ class VectorEnv(BoundToProcess):
         self._is_closed = True
         actors = [*self.actors, *self._standbys]
         close_all(actors, timeout)
-        if all(actor._actor.closed.is_open for actor in actors):
+        if all(actor._actor.closed.is_set for actor in actors):
             engine: Engine | None = vars(self).get("_engine")  # None if the constructor has failed
             if engine is not None:
                 engine.close()
@@ -533,7 +532,7 @@ class VectorEnv(BoundToProcess):
         """Raise if the vector is closed, or belongs to another process."""
         if self._is_closed:
             raise ActorClosedError("this vector env is closed: make another")
-        if runtimes.forks != self._forks:
+        if runtime.forks != self._forks:
             self.actors[0]._actor.check_process()
 
     def _select(self, env_ids: Iterable[int] | None) -> Selection:

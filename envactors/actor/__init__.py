@@ -10,9 +10,19 @@ The way of a call and of its reply:
 
 In the queue, a call waits until the worker is free. So a reply, a deadline, or an exit always belongs to the one job
 that is running. A thread that waits for a result may borrow the channel and do the work of the loop (`loan`). When the
-process exits, `Actor.after_exit` decides about the running job and about the next process.
+process exits, `Actor.handle_exit` decides about the running job and about the next process.
 
 Begin to read with `job`, `job_queue`, and the table of phases in `actor`.
+
+An actor is seen as:
+
+    JobActor        by its queue and its jobs (`job`)
+    StartingActor   by its starter (`starter`)
+    WorkerEvents    by its worker, which reports frames and its exit (`envactors.backends.base`)
+    Owner           by futures (`future`); a pool is one, too
+    Member          by the runtime, which closes it at the exit of the program (`envactors.runtime`)
+    Changeable      by its lock, which repairs it (`change`)
+    PermitHolder    by the permits, which wake it (`permits`)
 
 For users:
     spawn           Makes actors, for users and for pools and vectors

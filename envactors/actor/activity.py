@@ -1,4 +1,4 @@
-"""What a worker does at one time."""
+"""The call, step, or other request that a worker runs at one time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 
 class Activity(NamedTuple):
-    """What a worker does at one time for a job, as errors and deadlines need it: a call, one env's step, a closing.
+    """The part of a job that a worker runs at one time, for errors and deadlines: a call, the step of one env, a close.
 
     Attributes:
         method: Name of the method.
-        env: Index of the env in its vector; 0 for a lone actor.
+        index: Index of the env in its vector; 0 for a lone actor.
         call_id: Its call id; 0 if it has none yet.
         started_at: When the worker was free to begin it (`time.monotonic`); 0.0 if it was not.
         deadline: How long it may run, in seconds; None for no limit.
     """
 
     method: str
-    env: int
+    index: int  # type: ignore[assignment] # it hides a method of tuples that nobody calls
     call_id: int = 0
     started_at: float = 0.0
     deadline: float | None = None

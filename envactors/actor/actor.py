@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envactors import runtime as runtimes
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.base import ActorBase
@@ -40,6 +39,7 @@ from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message, unpack_failure
+from envactors.runtime import enroll
 
 # How long a worker that has closed its channel may take to exit, in seconds.
 _EXIT_GRACE = 1.0
@@ -68,7 +68,8 @@ class Actor(ActorBase):
                                                           and another actor takes the process
     STOPPING  the exit of the worker, or a launch         as the exit is planned: STARTING, BACKOFF, DEAD, or CLOSED
     ENDING    with a worker: its exit                     as the exit is planned
-              without one: a call of `_proceed`           STARTING, or CLOSED if the actor is closing
+              without one: a call of `_proceed`, and      STARTING, or CLOSED if the actor is closing; if a launch was
+              perhaps a launch                            pending, as its exit is planned
     BACKOFF   a timer                                     STARTING
     DEAD      nothing, until `wake`, or `renew`           NEW, or STARTING
     CLOSED    nothing                                     nothing
@@ -78,8 +79,8 @@ class Actor(ActorBase):
 
     - The worker exits in STARTING or LIVE: the exit is planned, too.
     - A deadline of a start or of a job passes: STOPPING, while the worker writes its stacks.
-    - A factory raises in STARTING, or an env in LIVE whose process is to be replaced (ENDING from then on). A callback
-      thread unpickles the exception. Then the phase is STOPPING, while the worker closes its envs.
+    - A factory raises in STARTING, or in LIVE an env whose process is to be replaced: STOPPING, while a callback thread
+      unpickles the exception, and then while the worker closes its envs.
     - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
     - The last job of a closing actor that has no process ends: `_proceed` closes the actor.
 
@@ -123,8 +124,8 @@ class Actor(ActorBase):
         self.restart_at: float = 0.0
         self.started_in: float | None = None
 
-    def begin(self) -> None:
-        runtimes.enroll(self)
+    def join_and_start(self) -> None:
+        enroll(self)
         self.starter.open()
         if self.config.crashes is not None:
             self.config.crashes.submit = self.runtime.printer.submit
@@ -142,8 +143,6 @@ class Actor(ActorBase):
             phase, process = self.phase, self.process
             if phase is Phase.CLOSED or (self.is_closing and phase in _CLOSED_IF_CLOSING):
                 return ActorState.CLOSED
-            if phase is Phase.ASLEEP:
-                return ActorState.IDLE
             if phase is Phase.DEAD:
                 return ActorState.DEAD
             if phase is Phase.NEW or (phase is Phase.STARTING and process.incarnation == 0):
@@ -223,7 +222,7 @@ class Actor(ActorBase):
                 job.actor = self
                 activity = job.activity()
                 assert activity is not None, "it has not ended"
-                raise self.lock.refuse(self.errors.actor_closed(activity))
+                raise self.lock.end_with(self.errors.actor_closed(activity))
             self.jobs.enqueue(job)
 
     def renew(self, future: ActorFuture) -> None:
@@ -253,7 +252,7 @@ class Actor(ActorBase):
             # A call that was running in an earlier process may be queued for another try.
             end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
             was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
-            self.jobs.failed += was_queued
+            self.jobs.record_failed(was_queued)
             return was_queued
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
@@ -272,7 +271,7 @@ class Actor(ActorBase):
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
         if not self.config.backend.traits.can_kill:
-            raise self.lock.refuse(self.errors.unsupported_operation(operation))
+            raise self.lock.end_with(self.errors.unsupported_operation(operation))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
@@ -299,17 +298,17 @@ class Actor(ActorBase):
             if deadline is None and not future.done():
                 raise self.errors.called_by_own_env()
             return
-        shared = self.jobs.shared
+        shared = self.jobs.shared_jobs
         if shared is not None and shared.has_jobs and self.loans.current is None:
             return  # the loop starts the next job as soon as it has read the reply
         with self.lock:
             job = self.jobs.running
             is_running = self.phase is LIVE and job is not None and job.future is future
-            loan = self.loans.begin(self.process.worker if is_running else None)
+            loan = self.loans.lend(self.process.worker if is_running else None)
         if loan is None:
             return
-        # A RecursionError may end `on_frames` in the middle of a change. The change then still has to be reported for
-        # repair, which needs some stack, too: less than `loans.begin`, and that has just succeeded at this depth.
+        # Near the recursion limit, a RecursionError may end `on_frames` in the middle of a change. Its context then
+        # schedules the repair, which needs a few frames, too. They are there: `loans.lend` has just used more of them.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins
@@ -332,7 +331,7 @@ class Actor(ActorBase):
 
     def _check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
-        activity = self.check_worker()
+        activity = self.collect_and_verify()
         worker = self.process.worker
         if activity is None or worker is None:
             return
@@ -345,7 +344,7 @@ class Actor(ActorBase):
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
 
-    def check_worker(self) -> Activity | None:
+    def collect_and_verify(self) -> Activity | None:
         """Process results, and kill the worker if it has corrupted the memory that it shares with this process.
 
         Return the activity that goes on; None if there is none, or the process is ending.
@@ -412,7 +411,7 @@ class Actor(ActorBase):
         """Send a message to the worker."""
         worker = self.process.worker
         assert worker is not None, "jobs start in a live process"
-        worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.start(time.monotonic()))
+        worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.record_start(time.monotonic()))
 
     def ask_to_close(self, call_id: int, reason: EndReason | None, *, kill_in: float | None) -> None:
         """Ask the worker to close its envs and to exit; kill it after ``kill_in`` seconds, or never if that is None."""
@@ -457,7 +456,7 @@ class Actor(ActorBase):
             process.envs_made = load_message(int, frame.payload)
         elif frame.kind == Kind.FAILED:
             process.failure = load_message(Failure, frame.payload)
-            self._close_once_read(functools.partial(unpack_failure, process.failure))
+            self._close_once_read(None, functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)
 
@@ -472,11 +471,9 @@ class Actor(ActorBase):
 
     # The end of a process --------------------------------------------------------------------------------
 
-    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+    def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         if incarnation == self.process.incarnation and self.phase is LIVE:
-            self.phase = Phase.ENDING  # so it gets no more requests
-            self.process.record_end_reason(EndReason.DISCARD)
-            self._close_once_read(make_error)
+            self._close_once_read(EndReason.ENV_RAISED, make_error)
 
     def kill_and_proceed(self, reason: EndReason) -> None:
         """Kill the process. Then `on_exit` leads on; without a worker, `_proceed` does, and withdraws the launch."""
@@ -507,18 +504,18 @@ class Actor(ActorBase):
         """Kill the process unless it ends by itself within this time."""
         self.timers.set_earliest("kill", time.monotonic() + seconds, self.process.kill)
 
-    def _close_once_read(self, read_cause: Callable[[], BaseException | None]) -> None:
+    def _close_once_read(self, reason: EndReason | None, read_cause: Callable[[], BaseException | None]) -> None:
         """Have the process close its envs once the exception of its factory or of an env was read.
 
         Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long.
         """
-        self._kill_in(_READ_PATIENCE)
+        self._stop_process(reason, _READ_PATIENCE)
         process = self.process
         self.runtime.callbacks.submit(lambda: self.run_as_change(self._close_because_of, process, read_cause()))
 
     def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
         process.cause = cause
-        if process is self.process and process.worker is not None and self.phase in (Phase.STARTING, Phase.ENDING):
+        if process is self.process and process.worker is not None and self.phase is Phase.STOPPING:
             self.ask_to_close(self.lock.next_call_id(), process.end_reason, kill_in=self.config.deadlines.close)
 
     def on_exit(self, worker: Worker) -> None:
@@ -536,9 +533,9 @@ class Actor(ActorBase):
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(process.incarnation)
             else:
-                self.after_exit(report)
+                self.handle_exit(report)
 
-    def after_exit(self, report: ExitReport) -> None:
+    def handle_exit(self, report: ExitReport) -> None:
         """Handle the end of the process, or of a launch that has failed or was withdrawn.
 
         1. *End the start*: no timer, launch, or deadline of the process is left, and nothing starts any more (ENDING).
@@ -567,8 +564,8 @@ class Actor(ActorBase):
             self.last_exit_error = process_exit.error
         self.log.write_exit(process_exit)
 
-        self.tenant.on_exit(process_exit)
-        self.jobs.on_exit(process_exit)
+        self.tenant.handle_exit(process_exit)
+        self.jobs.handle_exit(process_exit)
 
         process.worker = None
         self._carry_out(process_exit)
@@ -578,12 +575,12 @@ class Actor(ActorBase):
         process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, uncompleted.culprit
         error = self.errors.process_ended(culprit, process, report)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
-            find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
-            error.bundle = crashes.report(error, find_inputs, process.failure)
-        # A closing actor still runs the calls that were queued before the close. If a renewal is among them, as here,
-        # those behind it run in the next process.
+            get_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
+            error.bundle = crashes.report(error, get_inputs, process.failure)
+        # A closing actor first runs the jobs that were queued before the close. If this exit is that of a renewal among
+        # them, the jobs behind it need another process.
         closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
-        is_first = process.incarnation == 0 or self.config.is_on_demand
+        is_first = self.started_in is None and (self.config.is_on_demand or self.restart_tracker.failed_starts == 0)
         plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
         return ProcessExit(process, report, job, uncompleted, error, plan)
 
@@ -601,7 +598,7 @@ class Actor(ActorBase):
         elif self.process.is_launching:
             is_needed = phase is Phase.STARTING and has_work
             if not is_needed and self.starter.withdraw():
-                self.after_exit(ExitReport(reason=self.process.end_reason))
+                self.handle_exit(ExitReport(reason=self.process.end_reason))
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(self.errors.actor_closed)
         elif not has_work or (self.is_closing and phase in (Phase.ENDING, Phase.DEAD)):
@@ -673,7 +670,7 @@ class Actor(ActorBase):
         """Leave the backend and the runtime, in a thread where that may take long."""
         self.starter.close()
         self.runtime.leave(self)
-        self.closed.open()
+        self.closed.set()
 
     def repair(self, bug: BaseException | None) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.

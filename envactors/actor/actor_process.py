@@ -51,15 +51,16 @@ class ActorProcess:
     Attributes:
         incarnation: 0 for the first process of the actor, one more for each next one.
         worker: The worker; None before it is launched, and after its exit.
-        is_launching: Whether the launch has not returned it yet, or waits for the certain end of the last process.
+        is_launching: Whether its launch is pending: it waits for the certain end of the last process, waits for the
+            launcher, or has begun and has not returned the worker.
         launched_at: When the launch began (`time.monotonic`).
-        envs_made: How many envs it has made.
+        envs_made: How many envs it is known to have made, as long as it starts. The last one is not reported by itself.
         failure: The failure of a factory; None if none has failed.
         was_standby: Whether the process was a standby, whose envs were made before.
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
-        end_reason: Why it is ended; None while it is not. The first reason wins.
+        end_reason: Why the parent ends it; None if it does not. See `record_end_reason`.
         is_uncounted: Whether the next process starts without counting as a restart: the user has asked for it, an
             interrupted change has, or its helper process was lost.
         cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says

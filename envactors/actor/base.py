@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from envactors import runtime as runtimes
+from envactors import runtime
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
@@ -39,7 +39,7 @@ class ActorBase(ABC):
         lock: Guards the actor; all actors of a vector share it.
         errors: Makes its errors.
         runtime: The threads that serve it, once it has begun.
-        closed: Opened once nothing of the actor is left.
+        closed: Set once nothing of the actor is left.
         process: The current process, the one that is starting, or the last one.
         last_exit_error: The error of the last exit of a process whose envs were made: why a lost episode was lost.
     """
@@ -56,7 +56,7 @@ class ActorBase(ABC):
         self.last_exit_error: ActorError | None = None
         self._has_warned = False
         self._owner_pid = os.getpid()
-        self._forks = runtimes.forks
+        self._forks = runtime.forks
 
     @property
     @abstractmethod
@@ -122,7 +122,7 @@ class ActorBase(ABC):
         return "" if worker is None else worker.stderr_tail
 
     @abstractmethod
-    def begin(self) -> None:
+    def join_and_start(self) -> None:
         """Join the runtime, and start the first process.
 
         If an exception interrupts this, `abandon` still closes the actor.
@@ -170,7 +170,7 @@ class ActorBase(ABC):
         """
 
     @abstractmethod
-    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+    def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         """Replace a process because one of its envs has raised, as one that has crashed. Call it within a change.
 
         Args:
@@ -198,6 +198,9 @@ class ActorBase(ABC):
             timeout: Seconds until the process is killed; None for the close deadline.
             began: Start of the timeout (`time.monotonic`); None for now. Actors that are closed together share it,
                 since their jobs may wait for one another.
+
+        Raises:
+            RuntimeError: Env code of an in-process actor closes that actor.
         """
 
     def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
@@ -214,8 +217,8 @@ class ActorBase(ABC):
 
     def abandon(self) -> None:
         """Have another thread close the actor. Takes no lock, so finalizers may call it."""
-        if (runtime := runtimes.runtime_of(self)) is not None:
-            runtime.callbacks.submit(lambda: self.begin_close(None))
+        if (joined := runtime.runtime_of(self)) is not None:
+            joined.callbacks.submit(lambda: self.begin_close(None))
 
     def warn_of_deadlines(self, *deadlines: float | None) -> None:
         """Warn once, in the user's line, if any deadline is not None and the backend does not enforce it."""
@@ -234,7 +237,7 @@ class ActorBase(ABC):
         Raises:
             ActorClosedError: This is not the process that made the actor.
         """
-        if runtimes.forks != self._forks:
+        if runtime.forks != self._forks:
             where = f"process {self._owner_pid} and this is its fork {os.getpid()}"
             raise ActorClosedError(
                 f"actor {self.name!r} belongs to {where}: make an actor here, or call it there", actor=self.name

@@ -58,7 +58,7 @@ class Call(Job):
         if self.incarnation not in (None, actor.process.incarnation):
             self.call_id, self.started_at = 0, 0.0
             self.fail(lambda activity: actor.errors.process_gone(activity, self.incarnation, actor.last_exit_error))
-            actor.jobs.failed += 1
+            actor.jobs.record_failed()
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)
@@ -77,9 +77,9 @@ class Call(Job):
         recording.recorder.on_span(actor, self.method, self.started_at)
         outcome: Outcome = actor.errors.outcome(self.activity(), frame, actor.pid)
         if actor.config.crashes is not None and frame.kind == Kind.FAILED and self.kind == Kind.CALL:
-            failure, find_inputs = load_message(Failure, frame.payload), functools.partial(self.inputs, self.activity())
+            failure, get_inputs = load_message(Failure, frame.payload), functools.partial(self.inputs, self.activity())
             place = self.activity(), frame.incarnation, actor.pid
-            outcome = actor.config.crashes.name(outcome, failure, find_inputs, *place)
+            outcome = actor.config.crashes.name(outcome, failure, get_inputs, *place)
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.before_outcome is not None:
             self.before_outcome(frame)
@@ -88,9 +88,9 @@ class Call(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the call, and the requests before it as far as they are known."""
-        return self.actor.tenant.inputs_of_call(culprit.env, (self.kind, bytes(self.payload)))
+        return self.actor.tenant.inputs_of_call(culprit.index, (self.kind, bytes(self.payload)))
 
-    def after_exit(self, process_exit: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""
         has_begun = process_exit.culprit is not None
         survives = not has_begun or (self.retries > 0 and process_exit.allows_retry)
@@ -105,7 +105,7 @@ class Call(Job):
         self.future.set_exception(error_of(self.activity()))
 
 
-class Replay(Job):
+class ReplayJob(Job):
     """Repeats the journal of an env in a new process.
 
     Args:
@@ -148,6 +148,7 @@ class Replay(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""
+        is_same = frame.kind != Kind.FAILED and load_message(bool, frame.payload)
         self.actor.jobs.record_replay(time.monotonic() - self.started_at)
-        self._on_end(frame.kind != Kind.FAILED and load_message(bool, frame.payload))
+        self._on_end(is_same)
         return True

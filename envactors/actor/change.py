@@ -5,7 +5,7 @@ point. Nobody tries to prevent or to undo that. Instead:
 
 1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short
    and runs no code of users. It raises nothing, except bugs, and refusals at a point where the invariant holds
-   (`ChangeLock.refuse`). Waiting, pickling, and copying happen outside.
+   (`ChangeLock.end_with`). Waiting, pickling, and copying happen outside.
 2. Between changes, the state satisfies an invariant. For an actor, see `envactors.actor.job_queue.JobQueue` and
    `envactors.actor.actor.Actor`; for an env, see `envactors.vector.table.EnvTable`.
 3. The next change calls ``repair()`` of the actors that an interrupted change has named. It establishes the invariant
@@ -16,9 +16,15 @@ State that the invariant does not mention is changed under the lock alone, witho
 which its timer ends whatever happens, the recording of times, the parameters of policies, and the buffers of
 trajectories.
 
-Only exceptions in threads that run code of users are interrupts. In the other threads of this library, an exception is
-a bug of the library, which another process would meet again: the repair then closes the actors with it. An exception in
-the repair itself is such a bug, too. If the repair that closes an actor raises again, it is not made a third time.
+A change, or the repair of one, ends in one of three ways:
+
+===========================  =========================================================================================
+it returns, or refuses       done
+an exception in a thread     interrupted: the next change first repairs the actors, whose processes are replaced
+that runs code of users
+an exception in another      a bug of this library, which another process would meet again: the repair closes the
+thread of this library       actors with it. If that repair raises, too, it is not made again
+===========================  =========================================================================================
 
 An exception while a thread waits does no harm, since waiting changes nothing.
 """
@@ -103,7 +109,7 @@ class ChangeLock(RLock):
         self._changing, self._frame = actors, sys._getframe(1)
         return self._scope
 
-    def refuse(self, error: AnyError) -> AnyError:
+    def end_with(self, error: AnyError) -> AnyError:
         """End the current change, at a point where the invariant holds; return the error to raise there."""
         self._changing, self._frame = (), None
         return error
@@ -168,9 +174,9 @@ class _Scope:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         lock, is_bug = self._lock, error is not None and runs_library_code_only()
-        if kind is None or (is_bug and lock._bug is not None):  # the repair after a bug is not made again
+        if kind is None or (is_bug and lock._bug is not None):  # done, or a bug in the repair after a bug
             lock._changing, lock._frame, lock._bug = (), None, None
-        elif lock._changing:
+        elif lock._changing:  # interrupted, or a bug; otherwise `end_with` has ended the change
             lock._frame = None
             lock._bug = error if is_bug else lock._bug
             # Other threads may wait for a result that only the repair provides.

@@ -28,13 +28,13 @@ class ErrorFactory:
 
     Args:
         config: The actor's config.
-        find_incarnation: Returns the incarnation of the current process, in which an error happened unless a method is
+        get_incarnation: Returns the incarnation of the current process, in which an error happened unless a method is
             told another one.
     """
 
-    def __init__(self, config: ActorConfig, find_incarnation: Callable[[], int]) -> None:
+    def __init__(self, config: ActorConfig, get_incarnation: Callable[[], int]) -> None:
         self._config = config
-        self._find_incarnation = find_incarnation
+        self._get_incarnation = get_incarnation
 
     # Refused before it was sent ------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class ErrorFactory:
 
     def process_ended(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of an exit: how the process has ended, or why it has not started."""
-        if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
+        if report.reason is EndReason.ENV_RAISED and isinstance(process.cause, ActorError):
             return process.cause
         return self.exit_during(culprit, report) if process.has_started else self.start_failed(process, report)
 
@@ -136,7 +136,7 @@ class ErrorFactory:
         how = "was ended on purpose" if was_killed else _describe_end(report)
         if report.reason is EndReason.INTERRUPT:
             how = "was replaced, since an exception interrupted the caller in the middle of a change,"
-        elif report.reason is EndReason.DISCARD:
+        elif report.reason is EndReason.ENV_RAISED:
             how = "was replaced, since an env had raised,"
         text = f"{who} {how} {running}"
         if report.status.loss is not None:
@@ -145,7 +145,8 @@ class ErrorFactory:
 
     def start_failed(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
-        activity = Activity("", self._config.first_index + process.envs_made, started_at=process.launched_at)
+        # The env that comes next; the last one if all are made.
+        activity = Activity("", self._config.indices[: process.envs_made + 1][-1], started_at=process.launched_at)
         who, where = self._locate(activity, process.incarnation, report.pid)
         is_late = process.failure is None and report.reason is EndReason.TIMEOUT
         text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
@@ -161,6 +162,7 @@ class ErrorFactory:
         failure, refusal = process.failure, report.status.refusal
         if failure is not None:
             maker = "initializer" if self._config.is_executor else "factory"
+            maker = "snapshot function" if process.envs_made == self._config.env_count else maker
             traceback = f"\n{failure.traceback.rstrip()}" if process.cause is None else ""
             advice = self._config.backend.traits.import_advice if isinstance(process.cause, ImportError) else ""
             return f"the {maker} of {who} raised {failure.text}{after}{traceback}" + (f": {advice}" if advice else "")
@@ -172,7 +174,7 @@ class ErrorFactory:
         begun = "its initializer had returned" if self._config.is_executor else "its env was made"
         return f"{who} {_describe_end(report)}{after} before {begun}"
 
-    def process_discarded(
+    def env_raised(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
     ) -> ActorError:
         """Return the error of a process that is replaced because an env raised; ``text`` describes the cause."""
@@ -185,7 +187,7 @@ class ErrorFactory:
         _, where = self._locate(activity, crash.incarnation or 0, crash.pid)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         text = (
-            f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
+            f"env {activity.index} of actor {self._config.name!r} was lost with its process{whose}, before its own "
             f"{activity.method}{_call_id(activity)} had a result: {crash}"
         )
         kind = errors.NodeLostError if isinstance(crash, errors.NodeLostError) else errors.ActorDiedError
@@ -243,8 +245,8 @@ class ErrorFactory:
         """Return the error of a call to a dead actor, given its `restarts_exhausted`."""
         error = copy_error(final)
         if isinstance(error, errors.RestartsExhaustedError):
-            error.index, error.method, error.call_id = activity.env, activity.method, activity.call_id
-            error.args = (f"{activity.method} of env {activity.env}{_call_id(activity)} cannot run: {final}",)
+            error.index, error.method, error.call_id = activity.index, activity.method, activity.call_id
+            error.args = (f"{activity.method} of env {activity.index}{_call_id(activity)} cannot run: {final}",)
         return error
 
     # Texts ---------------------------------------------------------------------------------------------
@@ -258,13 +260,13 @@ class ErrorFactory:
     ) -> tuple[str, dict[str, Any]]:
         """Return where an error happened, in which activity if any: in words, and as the attributes of `ActorError`."""
         name = self._config.name
-        incarnation = self._find_incarnation() if incarnation is None else incarnation
+        incarnation = self._get_incarnation() if incarnation is None else incarnation
         at = activity or Activity("", self._config.first_index)
-        env = "" if self._config.is_executor else f"env {at.env}, "
+        env = "" if self._config.is_executor else f"env {at.index}, "
         process = "" if pid is None else f"pid {pid}, "
         return f"actor {name!r} ({env}{process}incarnation {incarnation})", {
             "actor": name,
-            "index": at.env,
+            "index": at.index,
             "pid": pid,
             "incarnation": incarnation,
             "method": at.method or None,

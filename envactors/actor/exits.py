@@ -11,7 +11,7 @@ closing                          none, and the actor is closed; after a renewal,
 renewal, abort, interrupt        at once, not counted as a restart                    fails
 its helper process was lost      at once, not counted as a restart                    runs again if it has retries, and
                                                                                       keeps all of them
-an env raised (``DISCARD``)      counted as a restart, after the backoff              has got the exception
+an env raised (``ENV_RAISED``)   counted as a restart, after the backoff              has got the exception
 crash, deadline                  counted as a restart, after the backoff              runs again if it has retries, and
                                                                                       uses up one of them; else fails
 ===============================  ===================================================  ==================================
@@ -101,13 +101,13 @@ class RestartTracker:
 
     @property
     def errors(self) -> list[ActorError]:
-        """The errors of the crashes that the limit counts which allows the fewest further restarts, oldest first."""
+        """The errors of the crashes that count against the nearest limit, oldest first."""
         _, since = self.nearest_limit()
         return [error for when, error, _ in self._crashes if when >= since]
 
     def nearest_limit(self) -> tuple[str, float]:
-        """Return the limit that allows the fewest further restarts, and since when it counts them."""
-        since = self._crashes[-1][0] - self._policy.window
+        """Return the limit that allows the fewest further restarts, and since when it counts crashes."""
+        since = max((when for when, _, _ in self._crashes), default=0.0) - self._policy.window
         left = self._policy.max_restarts - len(self._granted(since))
         is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
         return ("max_lifetime_restarts", -math.inf) if is_lifetime else ("max_restarts", since)
@@ -129,7 +129,8 @@ class RestartTracker:
         Args:
             process: The ended process.
             error: The error of its exit.
-            is_first: Whether no earlier process of the actor has shown that its factories can succeed.
+            is_first: Whether no start of the actor has succeeded before, nor has one failed and counted. For an actor
+                on demand, failed ones do not matter: each time that it is woken is a first try.
         """
         if process.is_uncounted:
             return Plan(AfterExit.START)
@@ -138,7 +139,7 @@ class RestartTracker:
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        # If no process can be started, or the first one had no place or could not make its envs, the policy has no say.
+        # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
         report = process.report or ExitReport()
         is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
         delay = None if is_hopeless else restart_delay(self._policy, granted, now, self.failed_starts)

@@ -63,11 +63,14 @@ class Owner(Protocol):
 class _Condition(RLock):
     """The lock that `concurrent.futures.wait` and `as_completed` hold while they look at the state of a future.
 
-    These functions look at the state of the future, and add a waiter if it has not ended. A thread that ends a future
-    would have to take the lock, so that no waiter is added in between and never notified. But an interrupt may have
-    left the lock held, and that thread must not block. So it only writes `state`. Waiters see `visible_state`, which
-    catches up when the lock is acquired: those that have seen the end need no notification, and those that were added
-    before are in `unnotified` from then on.
+    Under the lock, these functions read the state of the future, and add a waiter if the call has not ended. In the
+    standard library, the thread that ends the call takes the lock, too, so no waiter comes in between. Here that thread
+    must not block, and an interrupt may have left the lock held. So there are two states:
+
+    1. The thread that ends the call writes `state`, without the lock.
+    2. The next thread that acquires the lock copies it to `visible_state`, the one that these functions read. Waiters
+       that were added before have seen no end: they are copied to `unnotified`. Later threads see it, and add none.
+    3. A callback thread acquires the lock once the call has ended, and notifies the waiters in `unnotified`.
 
     Args:
         waiters: The waiters of the future, which these functions add under the lock.
@@ -95,8 +98,8 @@ class _Condition(RLock):
 
         `concurrent.futures` calls this method. The base class's ``with`` statement does not, and shows no state.
         """
-        # First of all: the owner writes the state and then reads this. So it notices this waiter, or the waiter
-        # notices the end.
+        # Set before the lock is acquired. The owner writes the state, and then reads this. So the owner sees that
+        # there may be a waiter, or the waiter sees the end.
         self.was_acquired = True
         is_acquired = super().acquire(blocking, timeout)
         if is_acquired:
@@ -125,7 +128,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         keep_alive: An object to hold until the call has ended: an actor lives while one of its futures is unfinished.
     """
 
-    # Whether a thread that waits is woken before the loop waits for events; see `Loop.defer_wakeup`.
+    # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_after_events`.
     _is_urgent = True
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
@@ -197,17 +200,17 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         return bool(self._condition.state == _CANCELED)
 
     def cancel(self) -> bool:
-        """Take the call out of the queue. Return False if it is running or has ended."""
+        """Take the call out of the queue; return whether it is canceled. It is not if it is running or has ended."""
         return self.owner.cancel(self)
 
     def abort(self) -> bool:
         """Cancel the call if it is queued; if it is running, end it by replacing its process.
 
         The replacement does not count as a restart. The call raises ``ActorDiedError(aborted=True)``, whatever retries
-        it had.
+        it had. Rollouts can be neither canceled nor aborted.
 
         Returns:
-            False if the call has ended already.
+            True if the call was canceled, now or before, or was running; False if it had ended, or for a rollout.
         """
         return self.owner.abort(self)
 
@@ -298,11 +301,11 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def _notify(self) -> None:
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._keep_alive = None
-        if self._ended.mark_open() or self._condition.was_acquired or self._done_callbacks:
-            self.owner.runtime.loop.defer_wakeup(self._wake_others, is_urgent=self._is_urgent)
+        if self._ended.mark_set() or self._condition.was_acquired or self._done_callbacks:
+            self.owner.runtime.loop.wake_after_events(self._wake_others, is_urgent=self._is_urgent)
 
     def _wake_others(self) -> None:
-        self._ended.open()
+        self._ended.set()
         if self._condition.was_acquired or self._done_callbacks:
             self.owner.runtime.callbacks.submit(self._notify_others)
 
@@ -370,7 +373,7 @@ class LazyOutcome:
 
 
 def results_of(futures: Sequence[ActorFuture[T]]) -> list[T]:
-    """Wait for all futures, then return their results or raise the first failure."""
+    """Wait for all futures, then return their results or raise the first failure; a canceled one ends the wait."""
     for future in futures:
         future.exception()
     return [future.result() for future in futures]

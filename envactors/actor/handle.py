@@ -33,13 +33,13 @@ class Lifeline:
         weakref.finalize(self, _abandon, weakref.ref(actor)).atexit = False
 
 
-def _abandon(find_actor: Callable[[], ActorBase | None]) -> None:
-    if (actor := find_actor()) is not None:
+def _abandon(get_actor: Callable[[], ActorBase | None]) -> None:
+    if (actor := get_actor()) is not None:
         actor.abandon()
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Caller(BoundToProcess, Generic[T_co]):
+class MethodCaller(BoundToProcess, Generic[T_co]):
     """Calls the methods of an env: ``caller.method(*args, **kwargs)`` returns a future.
 
     Names that begin with an underscore are never sent.
@@ -95,7 +95,7 @@ class Caller(BoundToProcess, Generic[T_co]):
         """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
         return self._submit(Kind.SET, messages.Set(self._position, public_name(name), Sealed(value)), f"set({name!r})")
 
-    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **call_fields: Any) -> ActorFuture[Any]:
         """Have the actor run a request; for the arguments see `send_request`."""
         if self._is_shared and method in ("step", "reset") and kind == Kind.CALL:
             raise VectorInputError(
@@ -105,11 +105,11 @@ class Caller(BoundToProcess, Generic[T_co]):
         actor = self._actor
         future: ActorFuture[Any] = ActorFuture(actor, self._lifeline)
         index = actor.config.first_index + self._position
-        send_call(actor, Call(method, index, kind, future, self._deadline, self._retries, **conditions), message)
+        send_call(actor, Call(method, index, kind, future, self._deadline, self._retries, **call_fields), message)
         return future
 
 
-class ActorView(Caller[T_co]):
+class ActorView(MethodCaller[T_co]):
     """A caller that also reports the state of its actor."""
 
     __slots__ = ()
@@ -216,6 +216,10 @@ class ActorHandle(ActorView[T_co]):
 
         Args:
             timeout: How long closing may take before the process is killed, in seconds; None for the close deadline.
+                In-process actors ignore it: nothing can end their env code.
+
+        Raises:
+            RuntimeError: Env code of an in-process actor closes that actor.
         """
         close_all([self], as_timeout(timeout, "close(timeout=...)"))
 
@@ -234,7 +238,7 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
 
 
 def send_request(
-    actor: ActorBase, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any
+    actor: ActorBase, kind: Kind, message: tuple[Any, ...], method: str, **call_fields: Any
 ) -> ActorFuture[Any]:
     """Have an actor run a request that keeps no handle alive; return the future of the reply.
 
@@ -243,13 +247,13 @@ def send_request(
         kind: The kind of the message.
         message: The fields of the message, one of `envactors.mailbox.messages`.
         method: The method, for deadlines and errors.
-        **conditions: Further attributes of the `Call`.
+        **call_fields: Further attributes of the `Call`.
 
     Raises:
         ActorClosedError: The actor was closed, or belongs to another process.
     """
     future: ActorFuture[Any] = ActorFuture(actor, None)
-    send_call(actor, Call(method, actor.config.first_index, kind, future, **conditions), message)
+    send_call(actor, Call(method, actor.config.first_index, kind, future, **call_fields), message)
     return future
 
 
@@ -259,21 +263,21 @@ def send_call(actor: ActorBase, call: Call, message: tuple[Any, ...]) -> None:
         actor.accept(call)
 
 
-def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value: PicklerClass = ValuePickler) -> bool:
+def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], pickler: PicklerClass = ValuePickler) -> bool:
     """Pickle the message of a call; if that fails, end the call with the error. Return whether it may be sent.
 
     Args:
         actor: An actor that may run the call.
         call: The call.
         message: The fields of the message.
-        by_value: Pickles what pickle cannot.
+        pickler: Pickles what pickle cannot.
 
     Raises:
         ActorClosedError: The actor belongs to another process.
     """
     actor.check_process()
     try:
-        call.payload = dumps(tuple(message), by_value)
+        call.payload = dumps(tuple(message), pickler)
     except Exception as error:  # the reduction of an argument may raise anything
         call.future.set_exception(actor.errors.unpicklable_arguments(Activity(call.method, call.index), error))
         return False

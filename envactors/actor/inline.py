@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from envactors import runtime as runtimes
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
@@ -26,6 +25,7 @@ from envactors.errors import ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
+from envactors.runtime import enroll
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
@@ -57,7 +57,7 @@ class _Request(InlineRequest):
         super().__init__(index, is_nested=actor.config.lock.is_held_here())
         self.actor, self.activity, self.server = actor, activity, server
 
-    def find_context(self) -> ActorContext | None:
+    def get_context(self) -> ActorContext | None:
         return None if self.server is None else self.server.host.running()
 
     def describe(self) -> tuple[InlineActor, Activity] | None:
@@ -91,20 +91,20 @@ class InlineActor(ActorBase):
         self.indices: range = config.indices
         self._log = ActorLog(self)
 
-    def begin(self) -> None:
-        runtimes.enroll(self)
+    def join_and_start(self) -> None:
+        enroll(self)
         self.request_stack: RequestStack = RequestStack(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
 
     def join_vector(self, vector: InlineVector, request_stack: RequestStack) -> None:
-        """Become an actor of a vector, whose actors share the env code that is running."""
+        """Become an actor of a vector. All its actors share one stack of requests."""
         self.vector, self.request_stack = vector, request_stack
 
     # State -----------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> ActorState:
-        if self.closed.is_open:
+        if self.closed.is_set:
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
@@ -112,7 +112,7 @@ class InlineActor(ActorBase):
 
     @property
     def is_usable(self) -> bool:
-        return not self.closed.is_open and self._start_error is None
+        return not self.closed.is_set and self._start_error is None
 
     @property
     def is_idle(self) -> bool:
@@ -153,7 +153,7 @@ class InlineActor(ActorBase):
     def accept(self, job: Any) -> None:
         call: Call = job  # all other jobs need a process
         activity = Activity(call.method, call.index)
-        if self.closed.is_open:
+        if self.closed.is_set:
             raise self.errors.actor_closed(activity)
         self.check_not_within()
         try:
@@ -193,7 +193,7 @@ class InlineActor(ActorBase):
         self.check_process()
         self.check_not_within()
         with self.lock:
-            if self.closed.is_open:
+            if self.closed.is_set:
                 raise self.errors.actor_closed(Activity("renew", self.config.first_index))
             self.replace(self.errors.exit_during(None, ExitReport(self.pid, reason=EndReason.RENEW)))
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
@@ -237,10 +237,10 @@ class InlineActor(ActorBase):
         with self.lock:
             event(*args)
 
-    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+    def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         error = make_error()
         with self.lock:
-            if incarnation == self.process.incarnation and not self.closed.is_open:
+            if incarnation == self.process.incarnation and not self.closed.is_set:
                 self._log.write(logging.WARNING, str(error).partition("\n")[0], error=error)
                 self._restarts, self._last_failure = self._restarts + 1, copy_error(error)
                 self.replace(error)
@@ -256,15 +256,16 @@ class InlineActor(ActorBase):
         if self.state is ActorState.BUSY:
             raise self.errors.unsupported_operation("kill it in the middle of a call")
         with self.lock:
-            if not self.closed.is_open and restart:
+            if not self.closed.is_set and restart:
                 self.replace(self.errors.exit_during(None, ExitReport(self.pid, reason=EndReason.ABORT)), closes=False)
-            elif not self.closed.is_open:
+            elif not self.closed.is_set:
                 self._close()
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         del timeout, began
+        self.check_not_within()
         with self.lock:
-            if not self.closed.is_open:
+            if not self.closed.is_set:
                 if self._server is not None:
                     self._close_envs(self._server)
                 self._close()
@@ -316,7 +317,7 @@ class InlineActor(ActorBase):
         recording.recorder.on_exit(self, None)
         self._server = None
         self.runtime.leave(self)
-        self.closed.open()
+        self.closed.set()
         self._report_change()
 
     def _report_change(self) -> None:

@@ -119,7 +119,7 @@ class Job:
         del frame
         return True
 
-    def after_exit(self, process_exit: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""
         del process_exit
         return True
@@ -173,15 +173,18 @@ class ProcessExit(NamedTuple):
 
     @property
     def allows_retry(self) -> bool:
-        """Whether a call that was running may run again, if it has retries.
+        """Whether a call that was running may run again, if it has retries: the last column in `envactors.actor.exits`.
 
-        It may not if an env has raised or the actor is being closed. It may not either if somebody wants the process to
-        be gone: the user has killed or renewed it, perhaps after the call had missed its deadline, or an interrupt has
-        left it in an unknown state. Such an exit is not counted (`AfterExit.START`). The loss of a helper process is
-        not counted either, but that is nobody's wish.
+        It may not:
+
+        - if an env has raised, since the call has got its exception,
+        - if the actor is being closed,
+        - if the process had to go: the user has killed or renewed it, or an interrupt has left it in an unknown state.
+          Such an exit starts the next process uncounted, as does the loss of a helper, after which calls do run again.
         """
-        is_requested = self.plan.action is AfterExit.START and self.reason is not EndReason.HELPER_LOST
-        return self.reason is not EndReason.DISCARD and self.plan.action is not AfterExit.CLOSE and not is_requested
+        if self.plan.action is AfterExit.START:
+            return self.reason is EndReason.HELPER_LOST
+        return self.plan.action is not AfterExit.CLOSE and self.reason is not EndReason.ENV_RAISED
 
 
 class _EndOfProcess(Job):
@@ -227,14 +230,10 @@ class Renewal(_EndOfProcess):
 
     def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""
-        self.begin()
-        self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
-        return self
-
-    def begin(self) -> None:
-        """Begin to run, until the next process has started."""
         if self.future is not None:
             self.future.set_running()
+        self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
+        return self
 
     def end(self, incarnation: int) -> None:
         """End with the new incarnation."""

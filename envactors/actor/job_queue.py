@@ -40,9 +40,14 @@ class SharedQueue(Protocol):
 class JobQueue:
     """The jobs of one actor. Every method runs within a change of the actor.
 
-    A job begins with `enqueue`, with `start_in_process`, or as rows with `try_run_rows`. It ends with its reply, with
-    `end`, with the process, or with an error. Between two changes, every unfinished job is in one place: it waits, it
-    is the running one, or it is the renewal. If a job waits and the worker is free, then it waits for a permit.
+    A job enters by `enqueue`, by `start_in_process`, or as rows by `try_run_rows`. It leaves by its reply, by `end`, by
+    the exit of the process, or by an error. Between two changes, every unfinished job is in one place: in `waiting`,
+    in `running`, or in `renewal`. While the worker is free, a job waits only if it needs a permit.
+
+    The methods are reentrant. A dispatch may end the running rows, whose results may make the tenant queue other jobs:
+    `dispatch` -> `Job.try_finish` -> `Tenant.collect_completed` -> `EnvGroup.recover` -> `enqueue` -> `dispatch`. That
+    is safe, since each of them first changes the state, such as the status of an env or `running`, and only then queues
+    or starts a job. So the inner dispatch sees a complete state, and the outer one reads the state again after it.
 
     Args:
         actor: The actor.
@@ -51,10 +56,11 @@ class JobQueue:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
             until a ring, the next job, or the end of the process.
-        renewal: The renewal that has ended the last process, or began without one, until the next one has started.
+        renewal: The renewal between two processes: from the exit of the last one, or from its turn in the queue if that
+            had ended before, until the next one has started.
         unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
             envs.
-        shared: The jobs that wait for any actor of a pool; None outside of pools.
+        shared_jobs: The jobs that wait for any actor of a pool; None outside of pools.
         permits: The permits that steps and resets need; None if any number of actors may run.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
         failed: How many calls, steps, and resets a process has ended; also the queued calls that no process will run.
@@ -68,7 +74,7 @@ class JobQueue:
         self.running: Job | None = None
         self.renewal: Renewal | None = None
         self.unfinished: dict[Job, None] = {}
-        self.shared: SharedQueue | None = None
+        self.shared_jobs: SharedQueue | None = None
         self.permits: Permits | None = actor.config.permits
         self.completed: int = 0
         self.failed: int = 0
@@ -92,6 +98,10 @@ class JobQueue:
         """Count steps and resets that have returned or raised; their results are in rows, without a reply."""
         self.completed += count
 
+    def record_failed(self, count: int = 1) -> None:
+        """Count calls, steps, and resets that have failed without the end of a job."""
+        self.failed += count
+
     def record_replay(self, seconds: float) -> None:
         """Count a replay that took this time."""
         self.replays += 1
@@ -111,10 +121,8 @@ class JobQueue:
         job.call_id = 0
         job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
-        if first:  # behind the replays, which are at the front
-            self.waiting.insert(sum(other.runs_first for other in self.waiting), job)
-        else:
-            self.waiting.append(job)
+        # The replays are at the front.
+        self.waiting.insert(sum(other.runs_first for other in self.waiting) if first else len(self.waiting), job)
         if actor.phase is LIVE:
             self.dispatch()
         elif actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED):
@@ -124,17 +132,17 @@ class JobQueue:
         """Start the jobs that the worker can accept; if it is free then, start one of the shared queue."""
         waits_for_permit = self._start_waiting()
         if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
-            self.permits.give_back(self._actor)
-        if self.shared is not None and self.shared.has_jobs:
-            self._take_shared(self.shared)
+            self.permits.release(self._actor)
+        if self.shared_jobs is not None and self.shared_jobs.has_jobs:
+            self._take_shared(self.shared_jobs)
 
     def _start_waiting(self) -> bool:
         """Start the jobs that the worker can accept; return whether the next one waits for a permit."""
         actor = self._actor
         while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running
-            # A job that joins rows keeps their permit. An older job of another actor may wait for that, so with
-            # permits no job joins.
+            # With permits, no job joins the running rows: it would keep their permit, for which an older job of
+            # another actor may be waiting.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.try_finish():
                     running.request_end_ring()
@@ -149,7 +157,7 @@ class JobQueue:
         return False
 
     def _start(self, job: Job) -> None:
-        """Send a job to the worker. It is the running one before that: its start may queue other jobs, which wait."""
+        """Send a job to the worker. It is set as running first, so that jobs that its start queues wait for it."""
         job.call_id = self._actor.config.lock.next_call_id()
         job.started_at = time.monotonic()
         self.running = job
@@ -163,7 +171,8 @@ class JobQueue:
         is_free = self.running is None and not self.waiting and actor.phase is LIVE and not actor.is_closing
         if is_free and not runs_library_code_only():
             actor.proceed_soon()  # an interrupt of this thread could lose the job, so the loop takes it
-        elif is_free and (taken := shared.take()) is not None and taken.future is not None:
+        elif is_free and (taken := shared.take()) is not None:
+            assert taken.future is not None, "somebody waits for each job of a pool"
             taken.future.owner = actor
             self.enqueue(taken)
 
@@ -188,8 +197,9 @@ class JobQueue:
         """Pass a reply to the running job, and start the next one."""
         job, self.running = self.running, None
         assert job is not None, "the frame is its reply"
+        has_ended = job.on_reply(frame)  # raises if the reply is corrupt
         self.completed += 1
-        if job.on_reply(frame):
+        if has_ended:
             self.unfinished.pop(job, None)  # as `_forget`, without a call per reply
         else:
             self.enqueue(job, first=True)
@@ -229,19 +239,19 @@ class JobQueue:
             if may_renew and self.try_begin_renewal():
                 return True
             self._fail(self.waiting.popleft(), error_of)
-        if self.shared is not None:
-            self.shared.on_unusable(self._actor)
+        if self.shared_jobs is not None:
+            self.shared_jobs.on_unusable(self._actor)
         return False
 
     def try_begin_renewal(self) -> bool:
-        """Begin a renewal without a process to end, if the user has queued one and it is next; return whether it is."""
+        """Begin the next job, if it is a renewal by the user, with no process to end; return whether it has begun."""
         job = self.waiting[0] if self.waiting else None
-        if not isinstance(job, Renewal) or job.future is None:
+        if self.renewal is not None or not isinstance(job, Renewal) or job.future is None:
             return False
         self.renewal = job
         self.waiting.popleft()
         job.started_at = time.monotonic()
-        job.begin()
+        job.future.set_running()
         return True
 
     def fail_renewal(self, error_of: ErrorOf) -> None:
@@ -281,18 +291,18 @@ class JobQueue:
     def drop_with_process(self) -> None:
         """Give back the permit of an ended process, and drop the waiting jobs that end with it."""
         if self.permits is not None:
-            self.permits.give_back(self._actor)
+            self.permits.release(self._actor)
         for job in [job for job in self.waiting if job.dies_with_process]:
             self.waiting.remove(job)
             self._forget(job)
 
-    def on_exit(self, process_exit: ProcessExit) -> None:
+    def handle_exit(self, process_exit: ProcessExit) -> None:
         """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""
         job, self.running = self.running, None
         if isinstance(job, Renewal):
             self.renewal = job
         elif job is not None:
-            if job.after_exit(process_exit):
+            if job.handle_exit(process_exit):
                 self.failed += job.future is not None and job.future.done()
                 self._forget(job)
             else:

@@ -7,38 +7,41 @@ from _thread import LockType, allocate_lock
 
 
 class Latch:
-    """Opens once; then all threads that wait for it continue.
+    """Is set once; then all threads that wait for it continue.
 
     Unlike those of `threading.Event`, its methods enter no lock in Python code, where an exception from a signal
     handler could leave it held. Every waiting thread sleeps on its own lock.
+
+    Attributes:
+        is_set: Whether it is set, so that nobody waits any more.
     """
 
-    __slots__ = ("_gates", "is_open")
+    __slots__ = ("_gates", "is_set")
 
     def __init__(self) -> None:
-        self.is_open: bool = False
+        self.is_set: bool = False
         self._gates: list[LockType] = []
 
-    def mark_open(self) -> bool:
-        """Have no more threads wait; return whether any are waiting, which `open` lets continue."""
-        self.is_open = True
+    def mark_set(self) -> bool:
+        """Have no more threads wait; return whether any are waiting, which `set` lets continue."""
+        self.is_set = True
         return bool(self._gates)
 
-    def open(self) -> None:
+    def set(self) -> None:
         """Let all threads continue. It may be called again, also to complete an interrupted call."""
-        self.is_open = True
+        self.is_set = True
         for gate in tuple(self._gates):
             with contextlib.suppress(RuntimeError):  # it is released already
                 gate.release()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait until the latch is open, at most this long (None: no limit); return whether it is."""
+        """Wait until the latch is set, at most this many seconds (None: no limit); return whether it is."""
         gate = allocate_lock()
         gate.acquire()
         self._gates.append(gate)
         try:
-            if not self.is_open:  # looked at again, now that the gate is known
+            if not self.is_set:  # checked once the gate is in the list: `set` may have run before that
                 gate.acquire(timeout=-1 if seconds is None else seconds)
         finally:
             self._gates.remove(gate)
-        return self.is_open
+        return self.is_set

@@ -38,15 +38,15 @@ class ChannelLoans:
     timer. Every method is called under the actor's lock.
 
     Args:
-        find_loop: Returns the loop that watches the channels.
+        get_loop: Returns the loop that watches the channels.
         actor_lock: The actor's lock.
 
     Attributes:
         current: The loan that has not ended; None if the loop reads.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], actor_lock: ChangeLock) -> None:
-        self._find_loop = find_loop
+    def __init__(self, get_loop: Callable[[], Loop], actor_lock: ChangeLock) -> None:
+        self._get_loop = get_loop
         self._actor_lock = actor_lock
         self.current: Loan | None = None
         self._has_timer = False
@@ -56,7 +56,7 @@ class ChannelLoans:
         """Whether the calling thread is the borrower, or a signal handler has interrupted the borrower."""
         return self.current is not None and self.current.borrower == threading.get_ident()
 
-    def begin(self, worker: Worker | None) -> Loan | None:
+    def lend(self, worker: Worker | None) -> Loan | None:
         """Lend the channel of a worker to the calling thread; return None if the loop must read.
 
         A thread that has a loan and asks for another one is in a signal handler, which waits for another reply. Its
@@ -84,11 +84,11 @@ class ChannelLoans:
             self.current = None
 
     def _set_timer(self, when: float) -> None:
-        self._find_loop().call_at(when, self._check)
+        self._get_loop().call_at(when, self._check)
         self._has_timer = True
 
     def _check(self) -> None:
-        """End the loan if its time is over, or run again when it is: this loan may be a later one than the timer's."""
+        """End the current loan if its time is over. Otherwise it began after the timer was set: set the timer again."""
         with self._actor_lock:
             self._has_timer = False
             if self.current is not None and self.current.until > time.monotonic():

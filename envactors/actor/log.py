@@ -52,14 +52,14 @@ class ActorLog:
         index = actor.config.first_index if error is None or error.index is None else error.index
         extra = {"actor": actor.name, "incarnation": actor.process.incarnation, "env_id": index}
 
-        def write() -> None:
+        def write_in_printer() -> None:
             now = time.monotonic()
             found = "" if error is None or now < self._evidence_at + _EVIDENCE_PERIOD else evidence_of(error)
             if found:
                 self._evidence_at = now
             _log.log(level, "%s", f"{text}\n{found}" if found else text, exc_info=bug, extra=extra)
 
-        actor.runtime.log(write)
+        actor.runtime.log(write_in_printer)
 
     def write_start(self, seconds: float) -> None:
         """Record that the process has started, within this time."""
@@ -79,10 +79,8 @@ class ActorLog:
         else:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if process_exit.reason is EndReason.HELPER_LOST else logging.WARNING
-            text = str(error).partition("\n")[0]
-            text += (
-                "" if process_exit.plan.starts_another or self._actor.config.is_on_demand else "; it is not restarted"
-            )
+            is_final = not process_exit.plan.starts_another and not self._actor.config.is_on_demand
+            text = str(error).partition("\n")[0] + ("; it is not restarted" if is_final else "")
             self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=error)
 
     def write_end_of_standby(self, error: ActorError) -> None:
@@ -100,15 +98,15 @@ def warn_of_slow(actor: ActorBase, activity: Activity, seconds: float, read_stac
         seconds: How long it has been running.
         read_stacks: Returns the stacks of its worker, perhaps after a while.
     """
-    incarnation = actor.process.incarnation
+    incarnation, slow = actor.process.incarnation, actor.config.deadlines.slow
     text = (
-        f"{activity.method} of env {activity.env} of actor {actor.name!r} (pid {actor.pid}, incarnation {incarnation}) "
-        f"has been running for {seconds:.1f} s (Deadlines(slow={actor.config.deadlines.slow:g})) and continues"
+        f"{activity.method} of env {activity.index} of actor {actor.name!r} (pid {actor.pid}, "
+        f"incarnation {incarnation}) has been running for {seconds:.1f} s (Deadlines(slow={slow:g})) and continues"
     )
 
     def log_with_stacks() -> None:
         evidence = order_stacks(read_stacks())
-        extra = {"actor": actor.name, "incarnation": incarnation, "env_id": activity.env}
+        extra = {"actor": actor.name, "incarnation": incarnation, "env_id": activity.index}
         actor.runtime.log(lambda: _notices.warning("%s; the stacks of its worker:\n%s", text, evidence, extra=extra))
 
     actor.runtime.callbacks.submit(log_with_stacks)

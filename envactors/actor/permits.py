@@ -42,15 +42,14 @@ class Permits:
         """
         self._holders.discard(actor)
         self._waiting[actor] = ticket
-        is_next = actor in self._find_next()
-        if is_next:
-            del self._waiting[actor]
-            self._holders.add(actor)
-        else:
+        if actor not in self._find_next():
             self._wake_next()
-        return is_next
+            return False
+        del self._waiting[actor]
+        self._holders.add(actor)
+        return True
 
-    def give_back(self, actor: PermitHolder) -> None:
+    def release(self, actor: PermitHolder) -> None:
         """Take back the permit of an actor that needs none now, or have it wait for none."""
         self._holders.discard(actor)
         self._waiting.pop(actor, None)

@@ -28,10 +28,10 @@ class InlineRequest(abc.ABC):
 
     Args:
         index: The env whose code runs first.
-        is_nested: Whether env code makes this request.
+        is_nested: Whether code of another env makes this request.
 
     Attributes:
-        index: The env whose code is running.
+        index: The env whose code is running. A step of several envs changes it from env to env.
         is_nested: As above.
         thread: The identifier of the thread.
         number: How many requests there were before it.
@@ -51,18 +51,18 @@ class InlineRequest(abc.ABC):
         requests.append(self)
 
     def __enter__(self) -> None:
-        self._token = context.of_thread.set(self._find_context_now)
+        self._token = context.of_thread.set(self._get_context_now)
 
     def __exit__(self, *_: object) -> None:
         del self._requests[self._depth :]
         context.of_thread.reset(self._token)
 
-    def _find_context_now(self) -> ActorContext | None:
+    def _get_context_now(self) -> ActorContext | None:
         """Return None once the request has ended: an interrupt may have left its context behind."""
-        return self.find_context() if self._lock.is_held_here() else None
+        return self.get_context() if self._lock.is_held_here() else None
 
     @abc.abstractmethod
-    def find_context(self) -> ActorContext | None:
+    def get_context(self) -> ActorContext | None:
         """Return the context of the env whose code is running."""
 
     @abc.abstractmethod
@@ -73,9 +73,9 @@ class InlineRequest(abc.ABC):
 class RequestStack:
     """The requests that run env code: those of one in-process actor, or of all that share a lock.
 
-    There is more than one if env code makes requests of other envs. Each runs in ``with lock, code.enter(request):``.
-    A loop looks at them a few times until they are slow. So requests need not record when they begin, and a warning
-    comes up to a quarter later than in a worker.
+    There is more than one if env code makes requests of other envs. Each one runs in a ``with`` statement of the lock
+    and of `enter`. A loop looks at them a few times until they are slow. So requests need not record when they begin,
+    and a warning comes up to a quarter later than in a worker.
 
     Args:
         lock: The lock.

@@ -1,4 +1,4 @@
-"""Making actors: `spawn` for users, and `launch` for pools, vectors, and drop-ins."""
+"""Making actors: `spawn` for users, and `make_actor` for pools, vectors, and drop-ins."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
     name = next_name() if name is None else name
     if args:
         factory = functools.partial(as_callable(factory, f"actor {name!r}"), *args)
-    return launch(
+    return make_actor(
         [factory],
         name=name,
         first=0,
@@ -105,7 +105,7 @@ def next_name() -> str:
     return f"actor-{next(_numbers)}"
 
 
-def launch(
+def make_actor(
     factories: list[Factory],
     *,
     name: str,
@@ -176,7 +176,7 @@ def launch(
         actor.warn_of_deadlines(wanted.call, wanted.step, wanted.reset, wanted.policy)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
     try:
-        actor.begin()
+        actor.join_and_start()
     except BaseException:
         actor.abandon()  # as long as the user keeps the exception, its traceback keeps the handle
         raise

@@ -18,7 +18,7 @@ class SpinPolicy:
         may_spin: Whether the backend lets threads spin.
 
     Attributes:
-        enabled: Whether anything spins.
+        enabled: Whether callers and workers may spin: the backend and the processor allow it.
     """
 
     __slots__ = ("_completed_at", "_started_at", "_was_quick", "enabled")
@@ -28,7 +28,7 @@ class SpinPolicy:
         self._started_at = self._completed_at = 0.0
         self._was_quick = False
 
-    def start(self, now: float) -> int:
+    def record_start(self, now: float) -> int:
         """Record the start of a request; return how the worker waits for the one after it."""
         self._started_at = now
         return SPINNING if self.enabled and now - self._completed_at < _SHORT_PAUSE else NO_SPIN

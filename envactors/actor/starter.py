@@ -38,7 +38,7 @@ class StartingActor(WorkerEvents, Protocol):
     def end_late_process(self) -> None:
         """End the process, since it has passed its deadline."""
 
-    def after_exit(self, report: ExitReport) -> None:
+    def handle_exit(self, report: ExitReport) -> None:
         """Handle the end of the process, or of its launch."""
 
 
@@ -136,7 +136,7 @@ class ProcessStarter:
                 worker, refusal = None, error
         process.worker = worker
         if worker is None:
-            actor.after_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=process.end_reason))
+            actor.handle_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=process.end_reason))
         elif process.end_reason is None:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
             is_remote = actor.config.backend.traits.is_remote

@@ -11,12 +11,12 @@ from envactors.errors import ActorError
 class ActorState(enum.Enum):
     """The state of an actor."""
 
-    STARTING = "starting"
-    IDLE = "idle"
-    BUSY = "busy"
-    RENEWING = "renewing"
-    DEAD = "dead"
-    CLOSED = "closed"
+    STARTING = "starting"  # its first process has not made its envs yet
+    IDLE = "idle"  # it runs nothing
+    BUSY = "busy"  # a call, a step, or another request is running
+    RENEWING = "renewing"  # its process is being replaced, or waits for the backoff of a restart
+    DEAD = "dead"  # its process has ended, and is not replaced unless the user renews the actor
+    CLOSED = "closed"  # it accepts no more calls, and its process has ended or was killed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,14 +69,16 @@ class Phase(enum.Enum):
     """What an actor is doing with its process; `envactors.actor.actor.Actor` says what leads out of each phase.
 
     NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
+
+    A worker that exits by itself goes from its phase to ENDING, for the time in which its exit is handled.
     """
 
     ASLEEP = enum.auto()  # it has no process, and starts one once it is woken
     NEW = enum.auto()  # the loop has not started a process yet
     STARTING = enum.auto()  # a process is being launched, or makes its envs
     LIVE = enum.auto()  # the process takes requests
-    STOPPING = enum.auto()  # it closes its envs, or writes its stacks after a deadline; it takes no more requests
-    ENDING = enum.auto()  # it was killed, or is about to be, if there is one; its end was not handled yet
+    STOPPING = enum.auto()  # it takes no more requests, and closes its envs, or writes its stacks after a deadline
+    ENDING = enum.auto()  # it was killed or has exited, if there was one; its end was not handled yet
     BACKOFF = enum.auto()  # the next process starts after a delay
     DEAD = enum.auto()  # no other process may start, unless the actor is renewed or woken
     CLOSED = enum.auto()
@@ -92,7 +94,7 @@ class EndReason(enum.Enum):
     TIMEOUT = enum.auto()  # a deadline passed
     ABORT = enum.auto()  # the user aborted a call, or killed the process
     RENEW = enum.auto()  # the user asked for another process, or the recycle policy did
-    DISCARD = enum.auto()  # one of its envs raised, and on_failure replaces the process
+    ENV_RAISED = enum.auto()  # one of its envs raised, and on_failure replaces the process
     INTERRUPT = enum.auto()  # an exception interrupted a change of the parent's state
     HELPER_LOST = enum.auto()  # its helper process was lost, with which the kernel ends it
     CLOSE = enum.auto()  # the actor is being closed

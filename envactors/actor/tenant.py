@@ -70,7 +70,7 @@ class Tenant:
         del finished
         return ""
 
-    def on_exit(self, process_exit: ProcessExit) -> None:
+    def handle_exit(self, process_exit: ProcessExit) -> None:
         """Continue or fail everything that was in an ended process."""
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:

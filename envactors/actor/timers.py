@@ -25,12 +25,12 @@ class Timers:
     """Named timers of an actor.
 
     Args:
-        find_loop: Returns the loop that runs them.
+        get_loop: Returns the loop that runs them.
         run_as_change: Runs a callback as a change of the actor.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], run_as_change: Callable[..., None]) -> None:
-        self._find_loop = find_loop
+    def __init__(self, get_loop: Callable[[], Loop], run_as_change: Callable[..., None]) -> None:
+        self._get_loop = get_loop
         self._run_as_change = run_as_change
         self._timers: dict[TimerName, Timer] = {}
 
@@ -46,7 +46,7 @@ class Timers:
                 callback()
 
         self.cancel(name)
-        timer = self._find_loop().call_at(when, functools.partial(self._run_as_change, fire))
+        timer = self._get_loop().call_at(when, functools.partial(self._run_as_change, fire))
         self._timers[name] = timer
 
     def set_earliest(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:

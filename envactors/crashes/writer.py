@@ -121,7 +121,7 @@ class Request(Protocol):
     def method(self) -> str: ...
 
     @property
-    def env(self) -> int: ...
+    def index(self) -> int: ...
 
     @property
     def call_id(self) -> int: ...
@@ -202,7 +202,7 @@ class CrashReporter:
         self,
         outcome: AnyOutcome,
         failure: Failure,
-        find_inputs: Callable[[], Inputs],
+        get_inputs: Callable[[], Inputs],
         request: Request,
         incarnation: int,
         pid: int | None,
@@ -212,34 +212,34 @@ class CrashReporter:
         Args:
             outcome: The outcome with the exception, not unpickled yet.
             failure: The exception.
-            find_inputs: As for `report`.
+            get_inputs: As for `report`.
             request: The request in which it was raised.
             incarnation: The index of the process.
             pid: Its process id.
         """
         where = ActorError(
             actor=self._start.name,
-            index=request.env,
+            index=request.index,
             pid=pid,
             incarnation=incarnation,
             method=request.method,
             call_id=request.call_id,
         )
-        path = self.report(where, find_inputs, failure)
+        path = self.report(where, get_inputs, failure)
         return outcome if path is None else NamedOutcome(outcome, path)
 
-    def report(self, error: ActorError, find_inputs: Callable[[], Inputs], failure: Failure | None) -> str | None:
+    def report(self, error: ActorError, get_inputs: Callable[[], Inputs], failure: Failure | None) -> str | None:
         """Leave a bundle, unless the same exception has left one; return its path, or None if there are enough.
 
         Args:
             error: The error of the failure, or only its place if env code has raised.
-            find_inputs: Returns the inputs. It is called only if the bundle is written, and before this returns.
+            get_inputs: Returns the inputs. It is called only if the bundle is written, and before this returns.
             failure: The exception that env code has raised; None if there was none.
         """
         if isinstance(error, NodeLostError):
             return None
         # Exceptions may be frequent: only a new bundle needs the inputs of one.
-        inputs = self._find(find_inputs) if failure is None else None
+        inputs = self._find(get_inputs) if failure is None else None
         kind = "died" if failure is None else "exception"
         if isinstance(error, (ActorStartError, ActorTimeoutError)):
             kind = "start" if isinstance(error, ActorStartError) else "timeout"
@@ -248,7 +248,7 @@ class CrashReporter:
         path, is_new = self._directory.reserve(self._start.name, kind, failure, self.submit)
         if path is None or not is_new:
             return path
-        inputs = self._find(find_inputs) if inputs is None else inputs
+        inputs = self._find(get_inputs) if inputs is None else inputs
         # Without what the actor may change, and without the traceback of an error that is raised.
         facts = {**vars(error), "type": type(error).__name__, "text": str(error)}
         ending = error.__cause__ if isinstance(error.__cause__, ActorTimeoutError) else error
@@ -257,10 +257,10 @@ class CrashReporter:
         self.submit(lambda: self._write(path, kind, facts, inputs, failure))
         return path
 
-    def _find(self, find_inputs: Callable[[], Inputs]) -> Inputs:
+    def _find(self, get_inputs: Callable[[], Inputs]) -> Inputs:
         """Return the inputs. What fails here must cost the bundle, not the actor."""
         try:
-            return find_inputs()
+            return get_inputs()
         except Exception as error:
             text = safe_repr(error)
             self.submit(lambda: _log.warning("the inputs of a crash bundle are missing: %s", text))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, Caller, public_name
+from envactors.actor.handle import ActorHandle, MethodCaller, public_name
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
@@ -30,15 +30,15 @@ from envactors.vector_env import EnvFuture, VectorEnv
 _T = TypeVar("_T")
 
 
-def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
+def call_or_get(caller: MethodCaller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
     """Call a method of the env, or read an attribute that is not a method; for drop-ins whose ``call`` does either."""
     message = messages.Call(caller._position, public_name(name), args, kwargs, or_get=True)
     return caller._submit(Kind.CALL, message, name)
 
 
-def call_on(caller: Caller, method: str, args: tuple[Any, ...], **conditions: Any) -> ActorFuture[Any]:
-    """Call a method of the env; ``conditions`` are attributes of the `envactors.actor.calls.Call`."""
-    return caller._submit(Kind.CALL, messages.Call(caller._position, method, args, {}), method, **conditions)
+def call_on(caller: MethodCaller, method: str, args: tuple[Any, ...], **call_fields: Any) -> ActorFuture[Any]:
+    """Call a method of the env; ``call_fields`` are attributes of the `envactors.actor.calls.Call`."""
+    return caller._submit(Kind.CALL, messages.Call(caller._position, method, args, {}), method, **call_fields)
 
 
 def discard_process(handle: ActorHandle, incarnation: int, method: str, error: Exception) -> None:
@@ -52,8 +52,8 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
     """
     actor = handle._actor
     activity = Activity(method, actor.config.first_index)
-    reason = actor.errors.process_discarded(activity, incarnation, actor.pid, error, safe_repr(error))
-    actor.run_as_change(actor.discard, incarnation, lambda: reason)
+    reason = actor.errors.env_raised(activity, incarnation, actor.pid, error, safe_repr(error))
+    actor.run_as_change(actor.replace_after_raise, incarnation, lambda: reason)
 
 
 def warn_of_interrupted(stacklevel: int = 6) -> None:

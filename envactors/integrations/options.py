@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from envactors.actor.change import ChangeLock
 from envactors.actor.handle import ActorHandle
-from envactors.actor.spawn import launch
+from envactors.actor.spawn import make_actor
 from envactors.backends import resolve
 from envactors.backends.process import ProcessBackend
 from envactors.errors import VectorInputError
@@ -132,7 +132,7 @@ def launch_each(
     groups, variables = group_envs(list(factories), 1, settings.env_vars, backend)
     lock, permits = ChangeLock(), limit_running(settings.max_running, len(groups), backend)
     return [
-        launch(
+        make_actor(
             group,
             name=settings.actor_name(name),
             first=index,

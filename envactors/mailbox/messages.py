@@ -32,8 +32,8 @@ class Kind(enum.IntEnum):
     ATTACH = 9
     ADOPT = 10
     REPLAY = 11
-    # What does not fit into the rows that are posted after it with the same call id: a `envactors.mailbox.bundle` by
-    # the envs' positions in the actor, or within one process a list of pairs.
+    # What does not fit into the rows that are posted after it with the same call id, by the envs' positions in the
+    # actor: packed by `envactors.mailbox.packing`, or within one process a list of pairs.
     PAYLOADS = 12
     SAVE = 13
     RESTORE = 14
@@ -41,14 +41,14 @@ class Kind(enum.IntEnum):
 
     RESULT = 16
     FAILED = 17
-    # Sent while rows run: results that do not fit into them, a `envactors.mailbox.bundle` by the envs' indices in the
-    # vector. `envactors.mailbox.info_codec` reads them.
+    # Sent while rows run: results that do not fit into them, by the envs' indices in the vector, packed by
+    # `envactors.mailbox.packing`. `envactors.mailbox.info_codec` reads them.
     OVERFLOW = 19
-    # Sent during START while there are more envs to make: the count of envs that are made.
+    # Sent during START while there is more to make or to unpickle: the count of envs that are made.
     ENV_MADE = 20
     # Sent at any time by any thread: what env code logs, as the attributes of a log record.
     LOGGED = 21
-    # Sent while an EXTEND runs: pieces of its reply, a `envactors.mailbox.bundle`.
+    # Sent while an EXTEND runs: pieces of its reply, packed by `envactors.mailbox.packing`.
     PIECE = 22
 
 

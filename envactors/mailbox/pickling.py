@@ -25,7 +25,7 @@ import cloudpickle
 import numpy as np
 
 from envactors.errors import RemoteTraceback, SerializationError, VectorStepError, reduce_exception, set_cause
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.messages import Failure, Fault, Pickled
 
@@ -149,7 +149,7 @@ def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memo
         raise ChannelCorruptError(f"a message cannot be read: {safe_repr(error)}") from None
 
 
-def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearray:
+def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
     Values that refer to ``__main__`` are pickled by value with cloudpickle, since workers never import the caller's
@@ -157,7 +157,7 @@ def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearra
 
     Args:
         value: The value.
-        by_value: Pickles it where pickle fails, or refers to ``__main__``.
+        pickler: Pickles it where pickle fails, or refers to ``__main__``.
 
     Raises:
         Exception: Whatever the value's own reduction, pickle or cloudpickle raises.
@@ -181,8 +181,8 @@ def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearra
         is_complete = False
     if not is_complete:
         large.clear()
-        data = _dump(by_value, value, pickle_in_band)
-    return bundle.pack(enumerate([data, *large])) if large else data
+        data = _dump(pickler, value, pickle_in_band)
+    return packing.pack(enumerate([data, *large])) if large else data
 
 
 def dumps_by_value(value: Any) -> bytes:
@@ -217,9 +217,9 @@ def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool]
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
     """Load what `dumps` has pickled; large arrays are writable views of ``data``, or of a copy if that is constant."""
-    if data[0] != bundle.MARK:
+    if data[0] != packing.MARK:
         return pickle.loads(data) if len(data) < _HUGE else pickle.Unpickler(_PieceReader(data)).load()
-    pickled, *large = (part for _, part in bundle.unpack(bytearray(data) if memoryview(data).readonly else data))
+    pickled, *large = (part for _, part in packing.unpack(bytearray(data) if memoryview(data).readonly else data))
     return pickle.loads(pickled, buffers=large)
 
 

@@ -164,7 +164,7 @@ class TraceRecorder(recording.Recorder):
                 if (page := actor.page) is not None:
                     self._seen[page] = page.spans.written  # those before do not belong to this trace
         for statistics in all_statistics():
-            if not all(handle._actor.closed.is_open for handle in statistics.actors):
+            if not all(handle._actor.closed.is_set for handle in statistics.actors):
                 self.on_vector(statistics)
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, method_name
-from envactors.actor.spawn import SpawnOptions, launch, spawn
+from envactors.actor.spawn import SpawnOptions, make_actor, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.mailbox import messages
 from envactors.mailbox.factory import Factory
@@ -57,7 +57,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
         lock = ChangeLock()
         # In-process actors hold their locks while env code runs. All others share one, which guards the calls, too.
         self.actors: list[ActorHandle[Any]] = [
-            launch([factory], name=f"{name}-{i}", first=i, **options.kwargs, lock=None if is_inline else lock)
+            make_actor([factory], name=f"{name}-{i}", first=i, **options.kwargs, lock=None if is_inline else lock)
             for i in range(n)
         ]
         self._calls = SharedCalls(self.actors, lock)

@@ -20,7 +20,7 @@ from envactors import backends
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
-from envactors.actor.spawn import launch
+from envactors.actor.spawn import make_actor
 from envactors.actor.type_variables import P, R
 from envactors.backends.base import Backend
 from envactors.crashes.writer import CrashDir
@@ -128,7 +128,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         is_inline = backends.resolve(backend).traits.is_inline
         lock = ChangeLock()
         handles = [
-            launch(
+            make_actor(
                 [functools.partial(FunctionRunner, pickled)],
                 name=f"{name}-{index}",
                 first=index,

@@ -55,10 +55,10 @@ class SharedCall(Call):
             self.pool.recycler.on_call(self.actor)
         return has_ended
 
-    def after_exit(self, ended: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """If the call may run again, let any actor of the pool do so. For this one it has ended."""
         assert self.pool is not None, "it was submitted"
-        if not super().after_exit(ended):
+        if not super().handle_exit(process_exit):
             self.call_id = 0
             self.future.owner = self.pool
             self.pool.queue.put_back(self)
@@ -185,7 +185,7 @@ class CallQueue(Generic[AnyCall]):
 
     def wake(self) -> None:
         """Start the process of another actor if fewer are starting than calls are waiting."""
-        asleep = [actor for actor in self._actors if actor.is_asleep and actor.jobs.shared is self]
+        asleep = [actor for actor in self._actors if actor.is_asleep and actor.jobs.shared_jobs is self]
         if asleep and len(self._calls) > sum(actor.is_starting for actor in self._actors):
             asleep[0].wake()
 
@@ -209,7 +209,7 @@ class CallQueue(Generic[AnyCall]):
         """Have idle actors take the calls that wait; wake an actor if there are too few. It takes the lock."""
         with self._actors[0].lock:
             for actor in self._actors:
-                call = self.take() if actor.is_idle and actor.jobs.shared is self else None
+                call = self.take() if actor.is_idle and actor.jobs.shared_jobs is self else None
                 if call is not None:
                     call.future.owner = actor
                     actor.accept(call)
@@ -235,7 +235,7 @@ class CallQueue(Generic[AnyCall]):
 
     def fail_unless_served(self) -> None:
         """Fail all calls if no actor can run any, now or later."""
-        if self._calls and not any(actor.is_usable or actor.jobs.shared is not self for actor in self._actors):
+        if self._calls and not any(actor.is_usable or actor.jobs.shared_jobs is not self for actor in self._actors):
             is_on_demand = self._actors[0].config.is_on_demand
             stats = [actor.stats() for actor in self._actors]
             for call in list(self._calls.values()):
@@ -244,7 +244,7 @@ class CallQueue(Generic[AnyCall]):
             self.wake_submitters()
 
     def latch_for_room(self) -> Latch:
-        """Return a latch that opens once a call is removed."""
+        """Return a latch that is set once a call is removed."""
         latch = Latch()
         self._room.append(latch)
         return latch
@@ -252,7 +252,7 @@ class CallQueue(Generic[AnyCall]):
     def wake_submitters(self) -> None:
         """Have the threads that wait for room look again, once the lock is free."""
         for latch in self._room:
-            latch.open()
+            latch.set()
         self._room.clear()
 
     def record_use(self, actor: Any) -> None:
@@ -313,7 +313,7 @@ class SharedCalls(BoundToProcess):
         self.queue: CallQueue[SharedCall] = CallQueue(self._actors)
         if not self._is_inline:
             for actor in self._actors:
-                actor.jobs.shared = self.queue
+                actor.jobs.shared_jobs = self.queue
 
     @property
     def first_actor(self) -> Any:
@@ -325,19 +325,19 @@ class SharedCalls(BoundToProcess):
         runtime: Runtime = self._actors[0].runtime
         return runtime
 
-    def submit(self, call: SharedCall, message: tuple[Any, ...], by_value: PicklerClass = ValuePickler) -> None:
+    def submit(self, call: SharedCall, message: tuple[Any, ...], pickler: PicklerClass = ValuePickler) -> None:
         """Pickle a call, and have an actor run it or let it wait; wait first while too many calls wait.
 
         Args:
             call: The call.
             message: The fields of its message.
-            by_value: Pickles what pickle cannot.
+            pickler: Pickles what pickle cannot.
 
         Raises:
             ActorClosedError: The pool was closed, or belongs to another process.
         """
         call.pool = self
-        if not pickle_call(self._actors[0], call, message, by_value):  # the same for each actor
+        if not pickle_call(self._actors[0], call, message, pickler):  # the same for each actor
             with self._lock:
                 self.counts.submitted += 1
             return

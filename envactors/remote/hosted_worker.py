@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from envactors.backends.base import MirroredPart, Stacks
 from envactors.backends.output import Stream
 from envactors.backends.process import ProcessWorker
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import FINISHED, LEASE, NO_SPIN, OVERFLOWS, TIMED
 from envactors.mailbox.info_codec import FAILED
@@ -197,7 +197,7 @@ class HostedWorker:
             self._link.send(Record(RecordKind.STACKS, self.worker_id, text, call_id=request_id))
 
     def _open_mirrored(self, payload: bytes | bytearray | memoryview) -> None:
-        (_, pickled), (_, content) = bundle.unpack(payload)
+        (_, pickled), (_, content) = packing.unpack(payload)
         part: MirroredPart = pickle.loads(pickled)
         regions = [None if place is None else self._part(place) for place in part.places]
         part.write(regions, content)
@@ -315,7 +315,7 @@ class HostedWorker:
             if frame.kind in (Kind.RESULT, Kind.FAILED) and frame.call_id == self._last_call:
                 self._send_mirrored()  # before the reply
             for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):
-                self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
+                self._overflows += sum(1 for _ in packing.unpack(payload)) if kind == Kind.OVERFLOW else 0
                 self._link.send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
         return True
 

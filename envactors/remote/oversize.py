@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps
 from envactors.remote import records
 
-# The overhead of a bundle, and at most of each of its parts, in bytes.
+# The overhead of packing, and at most of each of its parts, in bytes.
 _PER_BUNDLE, _PER_PART = 16, 32
 
 
@@ -25,13 +25,13 @@ def fit_request(frame: Frame) -> tuple[Frame | None, Frame | None]:
         return None, _as_failed(frame, "its arguments have")
     parts: list[tuple[int, bytes | bytearray | memoryview]] = []
     room = records.LONGEST - _PER_BUNDLE
-    for index, part in bundle.unpack(frame.payload):
+    for index, part in packing.unpack(frame.payload):
         if len(part) + _PER_PART <= room:
             room -= len(part) + _PER_PART
             parts.append((index, part))
         else:
             parts.append((index, dumps(_failure("its arguments have", len(part)))))
-    return frame._replace(payload=bundle.pack(parts)), None
+    return frame._replace(payload=packing.pack(parts)), None
 
 
 def fit_reply(frame: Frame, mark_failed: Callable[[int], None]) -> Iterator[Frame]:
@@ -44,12 +44,12 @@ def fit_reply(frame: Frame, mark_failed: Callable[[int], None]) -> Iterator[Fram
     if len(frame.payload) <= records.LONGEST:
         yield frame
     elif frame.kind == Kind.OVERFLOW:
-        for index, part in bundle.unpack(frame.payload):  # one by one, since together they may be too large again
+        for index, part in packing.unpack(frame.payload):  # one by one, since together they may be too large again
             piece: tuple[int, bytes | bytearray | memoryview] = index, part
             if len(part) + _PER_BUNDLE + _PER_PART > records.LONGEST:
                 piece = index, dumps(tuple(_failure("its result has", len(part))))
                 mark_failed(index)
-            yield frame._replace(payload=bundle.pack([piece]))
+            yield frame._replace(payload=packing.pack([piece]))
     elif frame.kind != Kind.LOGGED:
         yield _as_failed(frame, "its result has")
 

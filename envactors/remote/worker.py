@@ -17,7 +17,7 @@ import numpy as np
 from envactors.backends import base
 from envactors.backends.base import ExitStatus, LaunchRefusedError, MirroredPart, NodeLoss, Worker, WorkerEvents
 from envactors.backends.output import Output, Stream
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.control_page import (
     FINISHED,
     METHOD_STEP,
@@ -276,7 +276,7 @@ class RemoteWorker(Worker):
         return self.page.rss
 
     def mirror(self, part: MirroredPart, content: bytes) -> None:
-        self._send(Record(RecordKind.MIRROR, self.worker_id, bundle.pack(enumerate((pickle.dumps(part), content)))))
+        self._send(Record(RecordKind.MIRROR, self.worker_id, packing.pack(enumerate((pickle.dumps(part), content)))))
 
     def reap(self) -> ExitStatus:
         self.unwatch_rings()

@@ -169,7 +169,7 @@ class Bundle:
         lifeline = Lifeline(actor)
         differs = False
         with ActorHandle(actor, lifeline):
-            actor.begin()
+            actor.join_and_start()
             for request in self._requests():
                 replies: list[Frame] = []
                 future: ActorFuture[Any] = ActorFuture(actor, lifeline)

@@ -129,7 +129,7 @@ class WorkerRolloutEngine(RolloutEngine):
             try:
                 self._check_startable(continues=continues)
             except EnvActorsError as refusal:
-                raise lock.refuse(refusal)
+                raise lock.end_with(refusal)
             if not (continues or self._in_flight):
                 self._last_errors = {}
             if written is not None:

@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.messages import Failure
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
@@ -43,7 +43,7 @@ class MirroredSteps(NamedTuple):
 
     def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:
         """Return the steps that the worker has written."""
-        return bundle.pack([(STEPS, self._trajectory(regions).pack(self.envs, self.first_step))])
+        return packing.pack([(STEPS, self._trajectory(regions).pack(self.envs, self.first_step))])
 
     def _trajectory(self, regions: Sequence[memoryview | None]) -> Trajectory:
         return Trajectory(pickle.loads(self.layout), regions)

@@ -4,9 +4,9 @@
       │              the worker then alternates the policy and its envs, and counts the steps that are complete
       ├▶ on_reply    it has taken all steps, an env or the policy has raised, or the policy returned more than has room
       ├▶ on_late     a deadline was missed: the actor ends the process
-      └▶ after_exit  the process has ended
+      └▶ handle_exit  the process has ended
 
-Both `on_reply` and `after_exit` first accept the complete steps, and then decide about the envs without a result, with
+Both `on_reply` and `handle_exit` first accept the complete steps, and then decide about the envs without a result, with
 `RolloutFailures`. If that leaves steps to run, the actor calls `start` again. Otherwise the part ends.
 
 Everything runs under the lock of the vector.
@@ -25,7 +25,7 @@ from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.timers import deadline_by_code
 from envactors.crashes.inputs import Inputs
 from envactors.errors import VectorEnvError
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POLICY
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message
@@ -227,7 +227,7 @@ class RolloutPart(Job):
 
     def on_reply_piece(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write steps that come from another machine."""
-        for key, content in bundle.unpack(frame.payload):
+        for key, content in packing.unpack(frame.payload):
             if key == STEPS:
                 self.envs.trajectory.unpack(self.envs.indices, content)
             else:
@@ -244,7 +244,7 @@ class RolloutPart(Job):
         self._recipe_rule.on_reply(reply)
         for position, failure in reply.failures:
             running = self.envs.activity(self.envs.indices[position], self.call_id)
-            self.failures.recover(running.env, self._group.recovery.raised_loss(running, failure))
+            self.failures.recover(running.index, self._group.recovery.raised_loss(running, failure))
         if reply.layout is not None:
             try:
                 self._terms.buffer.add_room(reply.layout)
@@ -262,21 +262,21 @@ class RolloutPart(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
-        if culprit.method == "policy" or culprit.env not in self.envs.failed_in(culprit):
+        if culprit.method == "policy" or culprit.index not in self.envs.failed_in(culprit):
             return Inputs()
-        return self._group.recovery.step_inputs(culprit.env, self.envs.posted(culprit.env))
+        return self._group.recovery.step_inputs(culprit.index, self.envs.posted(culprit.index))
 
-    def after_exit(self, ended: ProcessExit) -> bool:
+    def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""
         self._late = None
-        if ended.culprit is not None:
-            loss = self._group.recovery.exit_loss(ended.culprit, ended)
-            for index in self.envs.failed_in(ended.culprit):
+        if process_exit.culprit is not None:
+            loss = self._group.recovery.exit_loss(process_exit.culprit, process_exit)
+            for index in self.envs.failed_in(process_exit.culprit):
                 self.failures.recover(index, loss)
-        if ended.plan.starts_another:
+        if process_exit.plan.starts_another:
             self.failures.settle_lost_episodes(self.call_id)
         elif self.envs.next_step < self.envs.steps:
-            self.failures.fail_all(ended.error)
+            self.failures.fail_all(process_exit.error)
         return self._end_if_decided()
 
     def fail(self, error_of: ErrorOf) -> None:

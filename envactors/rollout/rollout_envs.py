@@ -142,7 +142,7 @@ class RolloutEnvs:
         due = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
         if running.method == "policy" and self.trajectory.steps_chosen(self.indices) <= step:
             return due
-        return [running.env] if running.method in ("step", "reset") and running.env in due else []
+        return [running.index] if running.method in ("step", "reset") and running.index in due else []
 
     def truncate(self, index: int, incarnation: int) -> None:
         """Accept the last observation of an env as the result of its next step, which has failed.

@@ -18,7 +18,7 @@ from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.handle import close_all, send_request
 from envactors.actor.job import Renewal
-from envactors.actor.spawn import launch
+from envactors.actor.spawn import make_actor
 from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
@@ -92,9 +92,9 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         self._books = SessionBooks()
         patience = as_timeout(start_timeout, "SessionPool(start_timeout=...)")
         limits = dataclasses.replace(as_deadlines(deadlines), start=patience)
-        options: dict[str, Any] = {"backend": resolved, "deadlines": limits, "restart": _NO_RESTARTS}
+        options: dict[str, Any] = {"backend": resolved, "deadlines": limits, "restart": _NO_RESTARTS, "lock": lock}
         self._handles = [
-            launch([factory], name=f"{name}-{i}", first=i, lock=lock, env_vars=env_vars, is_on_demand=True, **options)
+            make_actor([factory], name=f"{name}-{i}", first=i, env_vars=env_vars, is_on_demand=True, **options)
             for i in range(int(size) + int(standbys))
         ]
         self._sessions: dict[Session[Any], None] = {}  # those that lease an actor

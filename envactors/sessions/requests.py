@@ -78,22 +78,22 @@ class Requests(CallQueue[SessionRequest]):
         self._left = size  # how many more actors may be leased
         self._books = books
         for actor in actors:
-            actor.jobs.shared = self
+            actor.jobs.shared_jobs = self
             actor.wake()
 
     def ready(self) -> list[Any]:
         """Return the actors that are ready for a session."""
-        return [actor for actor in self._actors if actor.is_idle and actor.jobs.shared is self]
+        return [actor for actor in self._actors if actor.is_idle and actor.jobs.shared_jobs is self]
 
     def lease(self, actor: Any) -> None:
         """Let an actor take no more requests."""
         self._left -= 1
-        actor.jobs.shared = None
+        actor.jobs.shared_jobs = None
 
     def release(self, actor: Any) -> None:
         """Let an actor take requests again, once it is idle."""
         self._left += 1
-        actor.jobs.shared = self
+        actor.jobs.shared_jobs = self
 
     def add(self, request: SessionRequest) -> None:
         """Let a request wait until `serve` is called."""
@@ -112,7 +112,7 @@ class Requests(CallQueue[SessionRequest]):
     def on_unusable(self, actor: Any) -> None:
         """Fail one request if the start of the actor has failed and the other actors are too few; start one again."""
         error = actor.stats().last_failure
-        usable = sum(other.is_usable and other.jobs.shared is self for other in self._actors)
+        usable = sum(other.is_usable and other.jobs.shared_jobs is self for other in self._actors)
         if actor.is_asleep and isinstance(error, ActorStartError) and len(self._calls) > usable:
             _, request = self._calls.popitem(last=False)
             self._books.count(failed(request.name, "start", error, time.monotonic() - request.since))

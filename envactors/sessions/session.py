@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from envactors.actor.calls import Call
 from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
-from envactors.actor.handle import ActorHandle, Caller, send_call
+from envactors.actor.handle import ActorHandle, MethodCaller, send_call
 from envactors.actor.type_variables import T_co
 from envactors.errors import ActorClosedError, ActorDiedError, ActorStartError, ActorTimeoutError
 from envactors.mailbox.messages import Kind
@@ -39,7 +39,7 @@ class SessionFuture(ActorFuture[Any]):
         super().set_canceled()
 
 
-class Session(Caller[T_co]):
+class Session(MethodCaller[T_co]):
     """An env that is leased to one user: ``session.method(*args)`` returns a future of the result.
 
     All calls of a session run in the same process. If that process crashes, they fail instead of running in its
@@ -104,9 +104,9 @@ class Session(Caller[T_co]):
             future.cancel()
         return not all(future.done() for future in unfinished)
 
-    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **call_fields: Any) -> ActorFuture[Any]:
         future = SessionFuture(self)
-        call = Call(method, self._actor.config.first_index, kind, future, incarnation=self._incarnation, **conditions)
+        call = Call(method, self._actor.config.first_index, kind, future, incarnation=self._incarnation, **call_fields)
         self._calls[future] = None
         if self.outcome is not None:
             self._calls.pop(future, None)

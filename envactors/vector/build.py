@@ -1,4 +1,4 @@
-"""Building a vector: launch its actors, compare the specs of its envs, and share memory with its workers."""
+"""Building a vector: make its actors, compare the specs of its envs, and share memory with its workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView, send_request
-from envactors.actor.spawn import launch
+from envactors.actor.spawn import make_actor
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError, VectorInputError
 from envactors.mailbox.factory import Factory
@@ -69,7 +69,7 @@ def launch_actors(
     """
     standbys: list[Any] = []  # methods of `Actor`; filled below, and shared by the configs of all actors
     launch_alike: Callable[..., ActorHandle] = functools.partial(
-        launch,
+        make_actor,
         backend=backend,
         deadlines=settings.deadlines,
         restart=settings.restart,

@@ -184,9 +184,9 @@ class RowEngine(Engine):
                 if method == "step":
                     self.episodes.check_steppable(envs.ids)
             except EnvActorsError as refusal:
-                raise self._lock.refuse(refusal)
+                raise self._lock.end_with(refusal)
             table = self.table
-            worker_wait = self._spin.start(time.monotonic())
+            worker_wait = self._spin.record_start(time.monotonic())
             for leaf, column in enumerate(columns):
                 table.slab.actions[leaf][envs.array_index] = column
             if requests:

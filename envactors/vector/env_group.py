@@ -28,7 +28,7 @@ from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, load_message
@@ -148,7 +148,7 @@ class EnvGroup(Tenant):
 
         Those are queued ahead of everything except replays.
         """
-        again = [loss.activity.env for loss in losses if self.recovery.resolve_or_retry(loss)]
+        again = [loss.activity.index for loss in losses if self.recovery.resolve_or_retry(loss)]
         if again:
             self.table.mark_queued(again)
             self.actor.jobs.enqueue(QueuedRows(self.table, self, again), first=True)
@@ -219,7 +219,7 @@ class EnvGroup(Tenant):
 
     def on_overflow(self, frame: Frame) -> None:
         """Keep the parts of results that did not fit into their rows."""
-        parts = bundle.unpack(frame.payload)
+        parts = packing.unpack(frame.payload)
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
         if (worker := self.actor.process.worker) is not None and worker.watches_rings:
             self.actor.runtime.loop.call_soon(self.rows_job.on_ring)  # the ring may have come before this frame
@@ -261,7 +261,7 @@ class EnvGroup(Tenant):
         """Return a call of an env with the requests before it."""
         return self.recovery.message_inputs(index, request)
 
-    def on_exit(self, ended: ProcessExit) -> None:
+    def handle_exit(self, process_exit: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes.
 
         1. Record the process: how long its steps took, and whether it has crashed in a replay. Whether envs can be
@@ -274,10 +274,10 @@ class EnvGroup(Tenant):
         5. Wake the threads that wait for results.
         """
         self._times.add(self.actor.page)
-        self.replays.record_exit(ended)
+        self.replays.record_exit(process_exit)
         self.table.end_process(self.indices)
-        self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.uncompleted.rows])
-        if ended.plan.starts_another:
+        self.recover([self.recovery.exit_loss(activity, process_exit) for activity in process_exit.uncompleted.rows])
+        if process_exit.plan.starts_another:
             self.recovery.settle_lost_episodes(self.indices)
         self.table.waiters.ring()
 

@@ -48,7 +48,7 @@ class EnvRecovery:
 
     def raised_loss(self, activity: Activity, failure: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
-        actor, incarnation, pid = self._actor, self._table.rows.posted_incarnations[activity.env], self._actor.pid
+        actor, incarnation, pid = self._actor, self._table.rows.posted_incarnations[activity.index], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, failure)), is_failure=True)
         is_over = activity.method == "reset" or failure.fault in (Fault.RESET, Fault.LAST_RESULT)
         return RequestLoss(Cause.RAN, error, incarnation, activity, actor.is_usable, failure, episode_is_over=is_over)
@@ -60,22 +60,23 @@ class EnvRecovery:
         loss = RequestLoss(Cause.RAN, outcome, table.rows.posted_incarnations[index], activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
-    def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
+    def exit_loss(self, activity: Activity, process_exit: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
-        culprit = ended.culprit if ended.culprit is not None and ended.culprit.env == activity.env else None
+        blamed = process_exit.culprit
+        culprit = blamed if blamed is not None and blamed.index == activity.index else None
         # A worker that has finished a step too late may have begun the next one. Then the late one is the culprit, and
         # the other one was running.
-        begun = [each.env for each in (ended.culprit, ended.uncompleted.running) if each is not None]
-        is_discard = ended.reason is EndReason.DISCARD
-        is_blamed = culprit is not None and not is_discard
+        begun = [each.index for each in (blamed, process_exit.uncompleted.running) if each is not None]
+        has_raised = process_exit.reason is EndReason.ENV_RAISED
+        is_blamed = culprit is not None and not has_raised
         return RequestLoss(
-            cause=Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN,
-            error=ReadyOutcome(None, ended.error if is_blamed else self.unfinished_error(activity)),
-            incarnation=ended.process.incarnation,
+            cause=Cause.RUNNING if activity.index in begun else Cause.NOT_BEGUN,
+            error=ReadyOutcome(None, process_exit.error if is_blamed else self.unfinished_error(activity)),
+            incarnation=process_exit.process.incarnation,
             activity=culprit or activity,
-            may_continue=ended.plan.starts_another,
-            reason=ended.reason if is_blamed or is_discard else None,
-            may_blame_inputs=is_crash(ended.reason),
+            may_continue=process_exit.plan.starts_another,
+            reason=process_exit.reason if is_blamed or has_raised else None,
+            may_blame_inputs=is_crash(process_exit.reason),
             episode_is_over=(culprit or activity).method == "reset",
         )
 
@@ -102,7 +103,7 @@ class EnvRecovery:
         actor, crash = self._actor, self._actor.last_exit_error
         if crash is None:
             return actor.errors.not_run(activity, EndReason.ABORT)
-        if (crash.call_id, crash.index) == (activity.call_id, activity.env):
+        if (crash.call_id, crash.index) == (activity.call_id, activity.index):
             return copy_error(crash)
         return actor.errors.unblamed(activity, crash)
 
@@ -122,7 +123,7 @@ class EnvRecovery:
 
         If so, the caller queues it, unless it is still in the queue.
         """
-        table, reader, index = self._table, self._reader, loss.activity.env
+        table, reader, index = self._table, self._reader, loss.activity.index
         decision, outcome = self.apply_fate(index, loss, table.posted_request(index))
         if decision.fate is EnvFate.REDO:
             return True
@@ -191,21 +192,21 @@ class EnvRecovery:
                 journal.count_crash()
         else:
             if loss.cause is Cause.RUNNING or (loss.cause is Cause.NOT_BEGUN and not loss.may_continue):
-                actor.jobs.failed += 1
+                actor.jobs.record_failed()
             if decision.ends_episode:
                 journal.forget()
             elif table.journals.is_recorded and loss.failure is not None:
                 journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
-            actor.discard(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
+            actor.replace_after_raise(loss.incarnation, functools.partial(self._error_of_raise, loss, error, actor.pid))
         return decision, error
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
         table, journal, crashes = self._table, self._table.journals.flushed(index), self._actor.config.crashes
         if crashes is not None and loss.failure is not None:
-            find_inputs = functools.partial(self.step_inputs, index, posted)
-            return crashes.name(loss.error, loss.failure, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
+            get_inputs = functools.partial(self.step_inputs, index, posted)
+            return crashes.name(loss.error, loss.failure, get_inputs, loss.activity, loss.incarnation, self._actor.pid)
         has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
         if not (has_crashed and table.journals.is_replayed and journal.is_poison(posted)):
             return loss.error
@@ -215,8 +216,8 @@ class EnvRecovery:
         assert isinstance(crash, ActorError), "a running request fails only with its process"
         return ReadyOutcome(None, self._actor.errors.poison_inputs(crash, inputs))
 
-    def _discard_error(self, loss: RequestLoss, reported: Outcome, pid: int | None) -> ActorError:
-        """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock.
+    def _error_of_raise(self, loss: RequestLoss, reported: Outcome, pid: int | None) -> ActorError:
+        """Return the error of a process that is replaced since an env raised. Runs code of users, without the lock.
 
         Args:
             loss: The loss of the request.
@@ -226,7 +227,7 @@ class EnvRecovery:
         cause = reported.read()[1]
         assert cause is not None, "the env has raised"
         text = type(cause).__name__ if loss.failure is None else loss.failure.text
-        error = self._actor.errors.process_discarded(loss.activity, loss.incarnation, pid, cause, text)
+        error = self._actor.errors.env_raised(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error
 

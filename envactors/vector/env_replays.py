@@ -1,6 +1,6 @@
 """The replays of one actor's envs: a new process runs them first, to bring the envs to where they were.
 
-`envactors.replay` has the journals that are repeated, `envactors.actor.calls.Replay` is the job.
+`envactors.replay` has the journals that are repeated, `envactors.actor.calls.ReplayJob` is the job.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import logging
 
 from envactors.actor.actor import Actor
-from envactors.actor.calls import Replay
+from envactors.actor.calls import ReplayJob
 from envactors.actor.job import Job, ProcessExit
 from envactors.actor.states import is_crash
 from envactors.mailbox.pickling import dumps
@@ -52,10 +52,10 @@ class EnvReplays:
         self._recovery.settle_lost_episodes(self._indices)
         return [*filter(None, map(self._replay_of, self._indices))]
 
-    def _replay_of(self, index: int) -> Replay | None:
+    def _replay_of(self, index: int) -> ReplayJob | None:
         """Return the job that replays the journal of an env; None if it has nothing to repeat."""
         message = self._table.journals.flushed(index).replay_message(self._table.attach)
-        return message and Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
+        return message and ReplayJob(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
         """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
@@ -70,7 +70,8 @@ class EnvReplays:
             actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
         self._recovery.settle_lost_episodes([index])
 
-    def record_exit(self, ended: ProcessExit) -> None:
+    def record_exit(self, process_exit: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
-        if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.journals.flushed(ended.culprit.env).record_replay(crashed=True)
+        culprit = process_exit.culprit
+        if isinstance(process_exit.job, ReplayJob) and culprit is not None and is_crash(process_exit.reason):
+            self._table.journals.flushed(culprit.index).record_replay(crashed=True)

@@ -189,7 +189,7 @@ def _choose_fate(loss: RequestLoss, facts: RequestFacts, on_failure: OnFailure, 
         return EnvFate.FAIL
     if loss.cause is Cause.NOT_BEGUN:
         runs_again = facts.can_replay or not facts.would_report_loss
-    elif loss.reason is EndReason.DISCARD and facts.can_replay:
+    elif loss.reason is EndReason.ENV_RAISED and facts.can_replay:
         runs_again = True  # another env has raised, and ended the process
     else:
         runs_again = facts.can_retry and loss.reason is not EndReason.ABORT

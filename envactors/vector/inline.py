@@ -70,7 +70,7 @@ class _RequestBatch(InlineRequest):
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
         self.losses[index] = loss._replace(episode_is_over=in_reset or ended)
 
-    def find_context(self) -> ActorContext | None:
+    def get_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
 
     def describe(self) -> tuple[InlineActor, Activity]:
@@ -161,7 +161,7 @@ class InlineEngine(Engine):
         if self._is_timing:
             self._times[actor].add(self._pages[actor])
         self._refresh_envs(actor)
-        if actor.closed.is_open:
+        if actor.closed.is_set:
             self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)
@@ -423,7 +423,7 @@ class InlineEngine(Engine):
         4. Keep the outcome: the error, or the last result, truncated, or a reset. A reset overwrites the last result,
            so that is read before. If the reset fails, its failure is the new loss of the env.
         """
-        running.index = index = loss.activity.env
+        running.index = index = loss.activity.index
         actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
         error = loss.error.read()[1]
         assert error is not None, "the request has failed"
@@ -434,8 +434,8 @@ class InlineEngine(Engine):
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
-            make_error = functools.partial(actor.errors.process_discarded, loss.activity, loss.incarnation, actor.pid)
-            actor.discard(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
+            make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)
+            actor.replace_after_raise(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:

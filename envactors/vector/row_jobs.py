@@ -18,7 +18,7 @@ from envactors.actor.actor_process import ActorProcess
 from envactors.actor.job import ErrorOf, Job, Uncompleted
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
@@ -180,7 +180,7 @@ class RowsJob(Job):
         first = self._indices.start
         mine = [(index - first, payloads[index]) for index in ids if index in payloads] if payloads else []
         if mine:
-            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
+            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, packing.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self.on_ring)  # the loop resolves the futures
         if actor.jobs.permits is not None:  # other actors may wait until these rows end
@@ -221,7 +221,7 @@ class RowsJob(Job):
 
     def on_late(self, activity: Activity) -> None:
         """Ignore the result of a row that has missed its deadline."""
-        self._table.miss_deadline(activity.env)
+        self._table.miss_deadline(activity.index)
 
     def progress(self) -> RowProgress:
         """Read how far the worker has come."""
@@ -245,7 +245,7 @@ class RowsJob(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
-        return self._group.inputs_of_row(culprit.env)
+        return self._group.inputs_of_row(culprit.index)
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return the rows that an ended process has not completed."""
@@ -260,8 +260,8 @@ class RowsJob(Job):
             rows: The steps that it has not completed, in the order in which it runs them.
             running: The one that it was running; None for none.
         """
-        blamed = [a for a in rows if a.env in self._table.rows.overdue or (a.env, a.call_id) == self._blamed]
-        if blamed and (running is None or running.env != blamed[0].env):
+        blamed = [a for a in rows if a.index in self._table.rows.overdue or (a.index, a.call_id) == self._blamed]
+        if blamed and (running is None or running.index != blamed[0].index):
             return blamed[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:
             return running

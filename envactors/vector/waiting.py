@@ -209,4 +209,4 @@ class ResultWaiters:
         for group in self.groups:
             actor = group.actor
             if (page := actor.page) is not None and group.check_memory(page.counters[FINISHED]):
-                actor.runtime.loop.call_soon(functools.partial(actor.run_as_change, actor.check_worker))
+                actor.runtime.loop.call_soon(functools.partial(actor.run_as_change, actor.collect_and_verify))

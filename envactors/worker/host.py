@@ -201,7 +201,7 @@ class Host:
         Args:
             message: The request that has the factories.
             incarnation: The incarnation of this process.
-            on_made: Called with the count of envs that are made, while there are more to make.
+            on_made: Called with the count of envs that are made, while there is more to make or to unpickle.
         """
         if message.authkey is not None:
             multiprocessing.current_process().authkey = message.authkey  # factories may have proxies of a manager
@@ -216,7 +216,9 @@ class Host:
             options = message.journal, message.seed_episodes
             self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, *options))
         self.hosted_envs = self._made
-        self._snapshot = None if message.snapshot is None else loads(message.snapshot)
+        if message.snapshot is not None:
+            on_made(len(self._made))  # from here on, no factory is to blame
+            self._snapshot = loads(message.snapshot)
 
     def adopt(self, name: str, first: int, envs: int, incarnation: int) -> None:
         """Assign the envs to the actor that adopts this process; surplus envs are closed with the others."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from envactors.mailbox import bundle
+from envactors.mailbox import packing
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import (
     FRAMES,
@@ -174,7 +174,7 @@ class Server:
 
     def _take_payloads(self, call_id: int, payload: Any) -> None:
         """Keep the payloads of a `Kind.PAYLOADS` frame for the rows that are posted with this call id."""
-        for position, content in bundle.unpack(payload):
+        for position, content in packing.unpack(payload):
             self.rows[position].payload = call_id, content
 
     def _run_rows(self, call_id: int) -> None:
@@ -198,7 +198,7 @@ class Server:
         page.is_streaming = False
 
     def _send_overflow(self, index: int, payload: bytes | bytearray) -> None:
-        self._reply(Kind.OVERFLOW, bundle.pack([(index, payload)]))
+        self._reply(Kind.OVERFLOW, packing.pack([(index, payload)]))
         self._counters[OVERFLOWS] += 1
 
     def _check_lease(self) -> None:
@@ -259,4 +259,4 @@ class Server:
 
     def send_piece(self, index: int, payload: bytes | bytearray) -> None:
         """Send a piece of the reply to the request that runs."""
-        self._reply(Kind.PIECE, bundle.pack([(index, payload)]))
+        self._reply(Kind.PIECE, packing.pack([(index, payload)]))

@@ -360,7 +360,7 @@ class Holding:
             self.running = self.queue.popleft()
             self.begun.append(self.running)
         if self.running is None:
-            self.permits.give_back(self)
+            self.permits.release(self)
 
 
 @given(count=st.integers(1, 3), operations=OPERATIONS)

@@ -88,7 +88,7 @@ class SimulatedLoop:
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._soon.append(callback)
 
-    def defer_wakeup(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
+    def wake_after_events(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
         del is_urgent
         if self.is_current_thread():
             self._wakes.append(wake)

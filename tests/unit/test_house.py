@@ -17,8 +17,8 @@ PACKAGE = Path(ea.__file__).parent
 CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
-MOST_PACKAGE_LINES = 24_874
-MOST_HEART_LINES = 6_065
+MOST_PACKAGE_LINES = 24_923
+MOST_HEART_LINES = 6_110
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 
 

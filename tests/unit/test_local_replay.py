@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import ClassVar
 
 import pytest
@@ -65,3 +66,21 @@ def test_an_env_whose_infos_are_no_dicts_continues_after_a_failure(backend, auto
         assert infos[1] == [6]
         envs.reset(seed=1)
         assert envs.step([7, 8])[4] == [[7], [8]]
+
+
+class Unloadable:
+    """A function that a worker cannot unpickle."""
+
+    def __call__(self, *_args):
+        pass
+
+    def __reduce__(self):
+        return operator.truediv, (1, 0)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_snapshot_function_that_cannot_be_unpickled_is_not_blamed_on_the_factory(backend):
+    snapshot = ea.SnapshotPolicy(Unloadable(), Unloadable())
+    with pytest.raises(ea.ActorStartError, match=r"the snapshot function of .* raised ZeroDivisionError") as caught:
+        ea.VectorEnv([EchoEnv] * 2, envs_per_actor=2, backend=backend, on_failure="replay", snapshot=snapshot)
+    assert caught.value.index == 1

@@ -214,3 +214,13 @@ def test_recv_within_a_step_returns_only_what_was_sent_there():
         Shared.asks = staticmethod(lambda: (envs.send([1], env_ids=[2]), received.extend(envs.recv().env_ids)))
         envs.step([1, 1], env_ids=[0, 1])
         assert received == [2]
+
+
+def test_an_in_process_env_cannot_close_its_own_actor():
+    with ea.VectorEnv([Asking] * 2, backend="inline") as envs:
+        envs.reset(seed=0)
+        Shared.asks = staticmethod(envs.actors[0].close)
+        error = value_or_error(envs[0].call("ask").result)
+        assert isinstance(error, RuntimeError)
+        assert "which can only run after that code" in str(error)
+        assert envs.step([1, 1])[0][:, 1].tolist() == [1, 1]

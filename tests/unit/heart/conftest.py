@@ -39,7 +39,7 @@ def stages():
         for handle in stage.envs.actors:
             handle.kill()
         stage.envs.close(SOON)
-        assert all(handle._actor.closed.is_open for handle in stage.envs.actors), "it has closed"
+        assert all(handle._actor.closed.is_set for handle in stage.envs.actors), "it has closed"
     made.clear()
     stage = None
     gc.collect()  # waiters close their descriptors at their end

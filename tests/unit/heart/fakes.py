@@ -359,7 +359,7 @@ def make_actor(**options):
     options.setdefault("restart", ea.RestartPolicy(max_restarts=5, backoff=0.0))
     start = Start("actor", 0, [b"factory"], ([], []))
     actor = Actor(ActorConfig(name="actor", backend=backend, start=start, env_vars={}, **options))
-    actor.begin()
+    actor.join_and_start()
     return actor, backend
 
 

@@ -12,7 +12,7 @@ from fakes import SOON, call
 import envactors as ea
 from envactors.actor import actor as actor_module
 from envactors.actor import recording
-from envactors.actor.calls import Call, Replay
+from envactors.actor.calls import Call, ReplayJob
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.recording import Recorder
@@ -198,14 +198,16 @@ def test_closing_a_dead_actor_records_no_second_exit(actors, exits):
     assert exits.count == 1
 
 
-def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(actors, monkeypatch):
+def test_a_process_is_replaced_although_the_error_of_its_env_is_never_read(actors, monkeypatch):
     monkeypatch.setattr(actor_module, "_READ_PATIENCE", 0.05)
     actor, backend = actors()
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
     gate = threading.Event()
     try:
-        actor.run_as_change(actor.discard, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read"))
+        actor.run_as_change(
+            actor.replace_after_raise, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read")
+        )
         future = call(actor)
         backend.next_worker().serve_start().serve_call("next")
         assert future.result(SOON) == "next"
@@ -213,6 +215,24 @@ def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(acto
         assert "was replaced, since an env had raised" in str(actor.last_exit_error)
     finally:
         gate.set()
+
+
+def test_an_actor_that_closes_while_the_error_of_its_env_is_read_is_not_closed_yet(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    gate = threading.Event()
+    try:
+        actor.run_as_change(actor.replace_after_raise, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("read"))
+        actor.begin_close(SOON)
+        assert actor.state is not ActorState.CLOSED
+        assert not worker.was_killed
+    finally:
+        gate.set()
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    actor.wait_closed(SOON)
+    assert actor.state is ActorState.CLOSED
 
 
 class Blocks:
@@ -555,7 +575,7 @@ class ReplayingTenant(Tenant):
     """Has each new process run replays first."""
 
     def on_started(self, process, *, is_renewal):
-        return [Replay(index, dumps(()), lambda _is_same: None) for index in range(2)]
+        return [ReplayJob(index, dumps(()), lambda _is_same: None) for index in range(2)]
 
 
 def test_replays_of_an_ended_process_are_forgotten(actors):
@@ -661,7 +681,7 @@ def test_an_internal_error_in_the_handling_of_an_exit_closes_the_actor(actors):
     begun = time.monotonic()
     actor.begin_close(SOON)
     actor.wait_closed(SOON)
-    assert actor.closed.is_open
+    assert actor.closed.is_set
     assert time.monotonic() - begun < SOON / 2
     assert backend.workers.empty(), "it is not started again"
 
@@ -676,6 +696,43 @@ def test_a_first_start_that_fails_uses_up_no_restart(actors):
     backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
     assert actor.stats().restarts == 1
+
+
+def refuse_start(worker):
+    worker.reply(worker.take(), tuple(pack_failure(KeyError("no such env"), Fault.RAISED)), Kind.FAILED)
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+
+
+def test_a_factory_that_raises_after_a_kill_during_the_first_start_is_not_retried(actors):
+    actor, backend = actors()
+    backend.next_worker()
+    actor.kill(restart=True)
+    refuse_start(backend.next_worker())
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    assert actor.process.incarnation == 1
+
+
+def test_an_actor_on_demand_whose_envs_were_made_before_retries_a_start(actors):
+    actor, backend = actors(is_on_demand=True)
+    actor.wake()
+    backend.next_worker().serve_start().crash()
+    refuse_start(backend.next_worker())
+    backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    assert actor.process.incarnation == 2
+
+
+def test_a_corrupt_reply_to_a_replay_does_not_count_as_completed(actors):
+    actor, backend = actors()
+    actor.tenant = ReplayingTenant()
+    worker = backend.next_worker().serve_start()
+    frame = worker.take()
+    worker.begin(frame)
+    junk(worker, Kind.RESULT, frame.call_id)
+    wait_until(lambda: worker.was_killed)
+    stats = actor.stats()
+    assert (stats.completed, stats.replays) == (0, 0)
 
 
 def test_a_call_without_any_time_limit_leaves_no_timer(actors):
@@ -717,6 +774,24 @@ def test_a_renewal_behind_a_call_waits_for_the_backoff_with_it(actors):
     worker.serve_call("before")
     assert before.result(SOON) == "before"
     assert worker.take().kind == Kind.CLOSE
+
+
+def test_a_second_renewal_during_the_backoff_does_not_replace_the_first(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=0.05))
+    renewals = [ActorFuture(actor, None) for _ in range(2)]
+    worker = backend.next_worker().serve_start()
+    actor.renew(renewals[0])
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    backend.next_worker().crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    actor.renew(renewals[1])
+    worker = backend.next_worker().serve_start()
+    assert renewals[0].result(SOON) == 2
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    backend.next_worker().serve_start()
+    assert renewals[1].result(SOON) == 3
 
 
 def test_an_aborted_retry_counts_as_failed(actors):

@@ -132,7 +132,7 @@ def test_an_interrupt_never_leaves_the_lock_held():
 def test_a_refusal_repairs_nothing_and_keeps_no_frame_of_the_caller():
     lock, thing = ChangeLock(), Thing("a")
     with pytest.raises(Hit), lock, lock.change(thing):
-        raise lock.refuse(Hit())
+        raise lock.end_with(Hit())
     lock.repair_if_interrupted()
     assert (thing.resets, thing.soon, lock._frame) == (0, [], None)
 

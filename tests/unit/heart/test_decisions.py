@@ -28,7 +28,7 @@ from envactors.vector.options import AUTORESETS
         (None, AfterExit.DIE, True),
         (EndReason.TIMEOUT, AfterExit.RESTART, True),
         (EndReason.HELPER_LOST, AfterExit.START, True),
-        (EndReason.DISCARD, AfterExit.RESTART, False),
+        (EndReason.ENV_RAISED, AfterExit.RESTART, False),
         (EndReason.ABORT, AfterExit.START, False),
         (EndReason.TIMEOUT, AfterExit.START, False),
         (None, AfterExit.CLOSE, False),
@@ -56,7 +56,7 @@ def test_the_call_that_an_ended_process_was_sent(has_begun, retries, chosen, exp
     culprit = Activity("echo", 0, 1) if has_begun else None
     error = ea.ActorDiedError("ended")
     process_exit = ProcessExit(ActorProcess(0), ExitReport(), call, Uncompleted(culprit), error, Plan(chosen))
-    assert (call.after_exit(process_exit), call.retries) == expected
+    assert (call.handle_exit(process_exit), call.retries) == expected
     assert call.future.set_exception.called is expected[0]
 
 
@@ -100,7 +100,7 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
         ({"on_failure": "replay", "can_replay": True}, EnvFate.TRUNCATE),
         ({"on_failure": "replay", "can_replay": True, "cause": Cause.NOT_BEGUN}, EnvFate.REDO),
         ({"on_failure": "replay", "can_retry": True, "reason": EndReason.ABORT}, EnvFate.TRUNCATE),
-        ({"on_failure": "replay", "can_replay": True, "reason": EndReason.DISCARD}, EnvFate.REDO),
+        ({"on_failure": "replay", "can_replay": True, "reason": EndReason.ENV_RAISED}, EnvFate.REDO),
     ],
 )
 def test_a_failed_request(changes, expected):

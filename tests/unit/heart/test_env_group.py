@@ -190,7 +190,7 @@ def test_closing_without_restart_fails_posted_and_queued_rows(stages):
     assert list(stage.table.status) == [POSTED, QUEUED]
     for handle in stage.envs.actors:
         handle.kill()
-    wait_until(lambda: all(handle._actor.closed.is_open for handle in stage.envs.actors))
+    wait_until(lambda: all(handle._actor.closed.is_set for handle in stage.envs.actors))
     with pytest.raises(ea.VectorStepError) as caught:
         stage.envs.recv()
     assert sorted(caught.value.failures) == [0, 1]

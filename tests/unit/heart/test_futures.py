@@ -226,8 +226,8 @@ def test_a_canceled_future(make):
 def test_a_latch_times_out():
     latch = Latch()
     assert not latch.wait(0.01)
-    latch.open()
-    latch.open()
+    latch.set()
+    latch.set()
     assert latch.wait(None)
 
 

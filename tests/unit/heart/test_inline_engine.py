@@ -233,7 +233,7 @@ def test_killing_an_actor_waits_for_a_thread_that_closes_it():
         with actor.config.lock:
             killer.start()
             killer.join(0.05)
-            assert not actor.closed.is_open
+            assert not actor.closed.is_set
             handle.close()
         killer.join()
 

@@ -62,8 +62,8 @@ def test_the_loop_wakes_others_once_it_has_handled_what_was_ready(loop):
     seen, done, gate = [], threading.Event(), threading.Event()
     loop.call_soon(lambda: gate.wait(SOON))
     for i in range(3):
-        loop.call_soon(lambda i=i: (seen.append(i), loop.defer_wakeup(lambda: seen.append(f"woken {i}"))))
-    loop.call_soon(lambda: loop.defer_wakeup(done.set))
+        loop.call_soon(lambda i=i: (seen.append(i), loop.wake_after_events(lambda: seen.append(f"woken {i}"))))
+    loop.call_soon(lambda: loop.wake_after_events(done.set))
     gate.set()
     assert done.wait(SOON)
     assert seen == [0, 1, 2, "woken 0", "woken 1", "woken 2"]
@@ -71,17 +71,17 @@ def test_the_loop_wakes_others_once_it_has_handled_what_was_ready(loop):
 
 def test_what_is_not_urgent_goes_along_with_what_is_or_comes_soon(loop):
     seen, done, later = [], threading.Event(), threading.Event()
-    loop.call_soon(lambda: loop.defer_wakeup(lambda: seen.append(1), is_urgent=False))
-    loop.call_soon(lambda: loop.defer_wakeup(done.set))
+    loop.call_soon(lambda: loop.wake_after_events(lambda: seen.append(1), is_urgent=False))
+    loop.call_soon(lambda: loop.wake_after_events(done.set))
     assert done.wait(SOON)
     assert seen == [1]
-    loop.call_soon(lambda: loop.defer_wakeup(later.set, is_urgent=False))
+    loop.call_soon(lambda: loop.wake_after_events(later.set, is_urgent=False))
     assert later.wait(SOON)
 
 
 def test_other_threads_wake_others_immediately(loop):
     seen = []
-    loop.defer_wakeup(lambda: seen.append(1))
+    loop.wake_after_events(lambda: seen.append(1))
     assert seen == [1]
 
 
@@ -89,20 +89,20 @@ def test_events_without_end_do_not_keep_the_loop_from_waking_others(loop, pipe):
     woken = threading.Event()
     loop.watch(pipe[0], lambda _events: None)  # it stays readable
     os.write(pipe[1], b"x")
-    loop.call_soon(lambda: loop.defer_wakeup(woken.set))
+    loop.call_soon(lambda: loop.wake_after_events(woken.set))
     assert woken.wait(SOON)
     loop.unwatch(pipe[0])
 
 
 def test_a_loop_that_ends_wakes_others(loop):
     woken = threading.Event()
-    loop.call_soon(lambda: (loop.defer_wakeup(woken.set), loop.stop()))
+    loop.call_soon(lambda: (loop.wake_after_events(woken.set), loop.stop()))
     assert woken.wait(SOON)
 
 
 def test_an_error_in_waking_one_thread_leaves_the_others(loop, errors):
     woken = threading.Event()
-    loop.call_soon(lambda: (loop.defer_wakeup(lambda: 1 / 0), loop.defer_wakeup(woken.set)))
+    loop.call_soon(lambda: (loop.wake_after_events(lambda: 1 / 0), loop.wake_after_events(woken.set)))
     assert woken.wait(SOON)
     assert [type(error) for error in errors] == [ZeroDivisionError]
 

@@ -594,7 +594,7 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker.run_row(0)
     worker.begin_row(1)
     step = stage.engine.groups[0].rows_job.activity()
-    assert (step.method, step.env) == ("step", 1)
+    assert (step.method, step.index) == ("step", 1)
     assert step.started_at == worker.page.progress().since
     stage.worker().run_row(1)
     assert stage.engine.groups[0].rows_job.activity() is None
@@ -631,7 +631,7 @@ def test_a_worker_whose_large_info_has_not_been_read_is_no_liar(stages):
     with actor.lock:  # the loop reads nothing meanwhile
         overflow(stage)
         with actor.lock.change(actor):
-            actor.check_worker()
+            actor.collect_and_verify()
     assert not worker.was_killed
     assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
 
@@ -650,7 +650,7 @@ def test_a_worker_that_finishes_while_its_frames_are_read_is_no_liar(stages, mon
     with actor.lock:
         monkeypatch.setattr(worker, "drain", drain_too_early)
         with actor.lock.change(actor):
-            actor.check_worker()
+            actor.collect_and_verify()
         monkeypatch.undo()
     assert not worker.was_killed
     assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}

@@ -65,9 +65,9 @@ def test_an_exception_at_some_lines_of_spawn_in_process_leaves_no_actor():
 
 # Not the making of doorbells: an exception between two lines there loses a descriptor.
 BUILDING = {
-    "launch",
+    "make_actor",
     "launch_actors",
-    "begin",
+    "join_and_start",
     "join",
     "describe_envs",
     "build_row_engine",
@@ -178,7 +178,7 @@ def test_killing_an_actor_that_waits_to_start_again(restart):
                 assert actor.echo(2).result(SOON) == 2
             actor.kill()
         actor._actor.wait_closed(SOON)
-        assert actor._actor.closed.is_open
+        assert actor._actor.closed.is_set
         while not backend.workers.empty():
             backend.workers.get()
 
@@ -196,7 +196,7 @@ def test_a_kill_just_before_the_delay_is_over_starts_no_other_process():
         core.kill_and_proceed(EndReason.CLOSE)
         core._restart()
     core.wait_closed(SOON)
-    assert core.closed.is_open
+    assert core.closed.is_set
     assert backend.workers.empty()
 
 
@@ -235,7 +235,7 @@ def test_closing_with_a_timeout_ends_a_delay_with_queued_calls():
     actor.close(0.1)
     with pytest.raises(ea.ActorDiedError):
         future.result(SOON)
-    assert actor._actor.closed.is_open
+    assert actor._actor.closed.is_set
 
 
 # Finalizers ----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_finalizer_in_the_middle_of_a_change_may_close_the_actor():
         with core.lock, core.lock.change(core):
             actor.close(SOON)  # it returns at once: nothing can be closed before this change has ended
         core.wait_closed(SOON)
-    assert core.closed.is_open
+    assert core.closed.is_set
 
 
 def test_a_finalizer_while_the_state_is_read_may_close_the_actor():
@@ -259,7 +259,7 @@ def test_a_finalizer_while_the_state_is_read_may_close_the_actor():
         with actor._actor.lock:
             actor.close(SOON)
         actor._actor.wait_closed(SOON)
-    assert actor._actor.closed.is_open
+    assert actor._actor.closed.is_set
 
 
 def test_an_actor_without_handles_is_closed():
@@ -268,7 +268,7 @@ def test_an_actor_without_handles_is_closed():
     core = actor._actor
     with backend.playing():
         del actor
-        wait_until(lambda: core.closed.is_open)
+        wait_until(lambda: core.closed.is_set)
 
 
 # Timers --------------------------------------------------------------------------------------------------

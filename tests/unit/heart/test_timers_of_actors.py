@@ -63,7 +63,7 @@ def test_a_slow_step_is_reported_once_although_its_start_is_an_estimate():
 
 
 class Request(InlineRequest):
-    def find_context(self):
+    def get_context(self):
         return None
 
     def describe(self):

@@ -1,4 +1,4 @@
-"""Bundles: several buffers packed into one, each with a key and aligned, such as a pickle and its arrays.
+"""Several buffers packed into one, each with a key and aligned, such as a pickle and its arrays.
 
 What the keys mean is up to who packs: the positions or indices of envs, for example.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
-# The first byte of a bundle; no pickle begins with it.
+# The first byte of packed buffers; no pickle begins with it.
 MARK = 0
 # The mark and the count of parts.
 _HEAD = struct.Struct("<B7xQ")
@@ -19,7 +19,7 @@ _ALIGNMENT = 16
 
 
 def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearray:
-    """Return a bundle of (key, part) pairs."""
+    """Pack (key, part) pairs into one buffer."""
     parts = list(parts)
     pieces: list[bytes | bytearray | memoryview] = [_HEAD.pack(MARK, len(parts))]
     pieces += [_ENTRY.pack(key, len(part)) for key, part in parts]
@@ -32,9 +32,9 @@ def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearr
     return bytearray().join(pieces)
 
 
-def unpack(bundle: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the (key, part) pairs of a bundle, without copying the parts."""
-    view = memoryview(bundle)
+def unpack(packed: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield the (key, part) pairs of a packed buffer, without copying the parts."""
+    view = memoryview(packed)
     _, count = _HEAD.unpack_from(view)
     start = _HEAD.size + count * _ENTRY.size
     for key, length in _ENTRY.iter_unpack(view[_HEAD.size : start]):
