@@ -398,7 +398,7 @@ def test_step_continues_after_an_exception_in_the_middle_of_a_change(kind):
     try:
         driver.reset(0)
         for number in itertools.count(step=5):
-            if interrupt(driver.step, number, only={"write_requests", "deliver_rows"}) is None:
+            if interrupt(driver.step, number, only={"write_requests", "post", "deliver_rows"}) is None:
                 break
             with pytest.warns(UserWarning, match="interrupted") as caught:
                 assert driver.step()[:, 1].tolist() == [1, 1], number
@@ -424,7 +424,7 @@ def test_asynchronous_steps_of_ding_continue_after_an_exception_at_any_line_or_i
     def interruptions():
         yield from itertools.takewhile(lambda at: interrupted(step, at), itertools.count(1))
         if backend == FORK_SERVER:
-            only = {"write_requests", "deliver_rows"}
+            only = {"write_requests", "post", "deliver_rows"}
             yield from itertools.takewhile(lambda number: interrupt(step, number, only=only), itertools.count(step=5))
 
     try:
