@@ -17,7 +17,7 @@ from collections.abc import Callable
 from envactors.system.polling import LONGEST_WAIT, Doorbell, Poller
 from envactors.threads import LibraryThread
 
-# A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
+# A callback of a descriptor that raises this often in a row is removed: its event would be reported again at once.
 _MOST_ERRORS = 2
 # How long `Loop.wake_after_events` may put a callback off, in seconds. The poller rounds shorter times up to this.
 _MOST_DELAY = 0.001
@@ -58,7 +58,7 @@ class _Descriptor:
         is_lent: Whether another thread may read it in place of the loop.
         is_watched: False once it was removed; an event that was polled before is then ignored.
         bell: The doorbell that it belongs to; None for other descriptors.
-        errors: How often the callback has raised.
+        errors: How often in a row the callback has raised.
     """
 
     fd: int
@@ -222,8 +222,8 @@ class Loop:
         # Looked up first: a callback may close a descriptor, and another one may get its number.
         ready = [(self._descriptors.get(fd), mask) for fd, mask in events]
         for descriptor, mask in ready:
-            if descriptor is not None and descriptor.is_watched and not self._contain(descriptor.callback, mask):
-                descriptor.errors += 1
+            if descriptor is not None and descriptor.is_watched:
+                descriptor.errors = 0 if self._contain(descriptor.callback, mask) else descriptor.errors + 1
                 if descriptor.errors == _MOST_ERRORS:
                     self.unwatch(descriptor.fd)
         for timer in self._due():

@@ -83,6 +83,7 @@ class Actor(ActorBase):
       unpickles the exception, and then while the worker closes its envs.
     - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
     - The last job of a closing actor that has no process ends: `_proceed` closes the actor.
+    - In BACKOFF, the next job is a renewal: STARTING.
 
     Args:
         config: The settings of the actor.
@@ -147,7 +148,8 @@ class Actor(ActorBase):
                 return ActorState.DEAD
             if phase is Phase.NEW or (phase is Phase.STARTING and process.incarnation == 0):
                 return ActorState.STARTING
-            if phase in (Phase.STARTING, Phase.BACKOFF) or process.end_reason is EndReason.RENEW:
+            is_ending = phase in (Phase.STOPPING, Phase.ENDING) and not self.is_closing
+            if is_ending or phase in (Phase.STARTING, Phase.BACKOFF) or process.end_reason is EndReason.RENEW:
                 return ActorState.RENEWING
             return ActorState.IDLE if self.jobs.activity() is None else ActorState.BUSY
 

@@ -1,6 +1,6 @@
 """The future of a call: the standard library's, plus `ActorFuture.abort` and ``await``.
 
-The loop sets the *outcome* of a future: the bytes of a reply, and how to read them. The thread that first asks for the
+The owner of a future sets its *outcome*: the bytes of a reply, and how to read them. The thread that first asks for the
 result reads it, since unpickling runs code of users. asyncio is imported by the first ``await``.
 """
 

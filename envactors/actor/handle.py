@@ -162,7 +162,7 @@ class ActorView(MethodCaller[T_co]):
         return self._actor.stacks(seconds)
 
     def options(self: View, *, deadline: float | None = None, retries: int | None = None) -> View:
-        """Return the same handle whose calls have their own deadline, and a retry budget that survives restarts.
+        """Return a handle of the same actor whose calls have their own deadline and retries.
 
         Args:
             deadline: Seconds after which the worker is killed; None for that of this handle, at first of `Deadlines`.

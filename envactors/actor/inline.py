@@ -89,11 +89,11 @@ class InlineActor(ActorBase):
         self._start_error: ActorError | None = None
         self._server: Server | None = None
         self.indices: range = config.indices
+        self.request_stack: RequestStack = RequestStack(self.lock, lambda: self.runtime.loop, config.deadlines.slow)
         self._log = ActorLog(self)
 
     def join_and_start(self) -> None:
         enroll(self)
-        self.request_stack: RequestStack = RequestStack(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
 
     def join_vector(self, vector: InlineVector, request_stack: RequestStack) -> None:

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
@@ -79,13 +80,13 @@ class RequestStack:
 
     Args:
         lock: The lock.
-        loop: Runs the looks.
+        get_loop: Returns the loop that runs the looks.
         slow: After how many seconds a request is slow; None to warn about none.
     """
 
-    def __init__(self, lock: ChangeLock, loop: Loop, slow: float | None) -> None:
+    def __init__(self, lock: ChangeLock, get_loop: Callable[[], Loop], slow: float | None) -> None:
         self._lock = lock
-        self._loop = loop
+        self._get_loop = get_loop
         self._slow = slow
         self._requests: list[InlineRequest] = []  # the outermost one first; an interrupt may leave more
         self._count = 0
@@ -119,7 +120,7 @@ class RequestStack:
         """
         self._is_looking = True
         when = time.monotonic() + max(slow / _LOOKS, SHORTEST_PAUSE)
-        self._loop.call_at(when, functools.partial(self._look, slow, seen, since))
+        self._get_loop().call_at(when, functools.partial(self._look, slow, seen, since))
 
     def _look(self, slow: float, seen: tuple[int, int] | None, since: float) -> None:
         self._is_looking = False

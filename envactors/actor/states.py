@@ -12,7 +12,7 @@ class ActorState(enum.Enum):
     """The state of an actor."""
 
     STARTING = "starting"  # its first process has not made its envs yet
-    IDLE = "idle"  # it runs nothing
+    IDLE = "idle"  # it runs nothing; an actor of a pool may not have started a process yet
     BUSY = "busy"  # a call, a step, or another request is running
     RENEWING = "renewing"  # its process is being replaced, or waits for the backoff of a restart
     DEAD = "dead"  # its process has ended, and is not replaced unless the user renews the actor

@@ -303,7 +303,8 @@ class RolloutPart(Job):
         2. The rollouts that continue this one get its errors, with which they fail the same envs.
         3. The part has ended. Only now may anybody read its result, or start the next part.
         4. The rollout is told, and resolves its futures if this was the last part that they wait for.
-        5. The actor continues: its process is replaced if that is due, and the states of envs are saved.
+        5. The actor continues: the states of envs are saved, and its process is replaced if that is due and another
+           part follows. Otherwise the next request has it replaced.
 
         After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`, and thus this, again:
 

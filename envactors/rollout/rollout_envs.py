@@ -1,11 +1,11 @@
 """The envs of one actor in a rollout, as the caller sees them under the lock of the vector.
 
-    `RolloutLastResults.read_rows`    the rollout begins with the last observations, which are in the rows of the envs
-    `accept_completed`         each completed step advances the episode and the journal of its env
-    `RolloutLastResults.write_rows`   the rollout ends: the rows get the last results, as if steps had written them
+    `RolloutLastResults.read_rows`   the rollout begins with the last observations, which are in the rows of the envs
+    `accept_completed`               each completed step advances the episode and the journal of its env
+    `RolloutLastResults.write_rows`  the rollout ends: the rows get the last results, as if steps had written them
 
-In between, the episodes and journals are up to date, and the rows are not. `envactors.vector` knows only this of
-rollouts:
+In between, the episodes and journals are up to date, and the rows are not. Of rollouts, `envactors.vector` knows
+this:
 
 - `EnvTable` records how many are in flight, and which process has the current order. `RowEngine` refuses steps
   meanwhile, and resets wait.

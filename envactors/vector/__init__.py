@@ -27,7 +27,7 @@ The way of a failure. The env raises, its process ends, or its result cannot be 
     FAIL, REPORT   the error is the outcome                                                      EnvRecovery
     TRUNCATE       the outcome is the last result, truncated, with the error in its info
     RESET          the request becomes a reset in the next process, which completes the answer   ResetAnswer
-    REDO           the request is queued again; before it, the next process replays the journal  EnvReplays, Journals
+    REDO           the request is queued again; under "replay", journals are replayed before it  EnvReplays, Journals
 
 Begin with `fates` for failures, and with `table` and `engine` for everything else.
 
@@ -39,14 +39,15 @@ Where each fact about an env is, who changes it, and who reads it (methods witho
     it is queued                  EnvTable.status is QUEUED                mark_queued, end_process       QueuedRows
       in which job                EnvGroup.queued_in                       QueuedRows                     QueuedRows
     it is posted                  EnvTable.status is POSTED                write_requests                 RowsJob
-      as what, to which process   Rows.ops, call_ids, posted_incarnations  write_requests                 RowReader
+      as what, to which process   Rows.ops, call_ids, posted_incarnations  write_requests, mark_queued,   RowReader
+                                                                           rollouts
     its row is written            Rows.completed equals Rows.call_ids      the worker                     ResultWaiters
       and complete, still POSTED  Rows.is_complete: overflow, overdue      add_overflow, miss_deadline    has_outcome
     it has an outcome             EnvTable.status is DONE or FAILED        record_outcome                 RowEngine
       which one                   EnvTable.outcomes, or else in the row    record_outcome                 RowEngine
       when it came                EnvTable.outcome_at; in rows, Slab.when  record_outcome, the worker     RowEngine
     the last result               LastRows.ops, incarnations, contents     methods of LastRows            RowReader
-    the state of the episode      Episodes.flags                           methods of Episodes            fates
+    the state of the episode      Episodes.flags                           methods of Episodes            EnvTable, engines
       the next step is a reset    Episodes.awaits_autoreset                methods of Episodes            write_requests
     the process of the actor      ActorProcess.incarnation                 the actor                      everyone
       as the rows know it         Rows.incarnations                        begin_process                  Rows.post

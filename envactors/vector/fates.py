@@ -163,8 +163,8 @@ def decide(
     needs_reset = facts.user_called_reset or autoreset.resets_within_step or not has_result
     fate = _choose_fate(loss, facts, on_failure, EnvFate.RESET if needs_reset else EnvFate.TRUNCATE)
     # A crash in `reset(seed=7)`: the next process tries seed 7 once more, since something else may have ended the first
-    # one. If that fails, too, the third derives another seed. Under "replay", a REDO was the second try already, unless
-    # the inputs were not to blame: then there was no REDO.
+    # one. If that fails, too, the third derives another seed. Under "replay", a REDO was the second try already. A
+    # failure for which the inputs are not to blame does not use up the try with the user's seed.
     is_first_retry = not facts.is_retry and (on_failure != "replay" or not loss.may_blame_inputs)
     keeps_seed = fate is EnvFate.RESET and facts.user_called_reset and is_first_retry
     # A crash in the autoreset of seeded episodes: "replay" runs it again with its seed, which needs no replay. If none

@@ -203,7 +203,7 @@ class InlineEngine(Engine):
 
     def required_incarnation(self, index: int) -> None:
         if self.episodes.state(index) == EPISODE_LOST:
-            raise self._lost_episode_error(index)
+            raise self._lost_episode_error(Activity("snapshot", index))
 
     def last_obs_is_first(self, index: int) -> bool:
         return self._last.are_first[index]
@@ -262,7 +262,7 @@ class InlineEngine(Engine):
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
             if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_would_report_loss(index):
-                running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
+                running.fail(Cause.NOT_BEGUN, self._lost_episode_error(Activity("step", index)))
                 continue
             if awaits_autoreset[index]:
                 self._run_reset(running, index)
@@ -389,10 +389,9 @@ class InlineEngine(Engine):
         episodes.record(index, ends=False, is_reset=True)
         return True
 
-    def _lost_episode_error(self, index: int) -> ActorError:
-        """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
-        actor = self._actor_by_env[index]
-        activity = Activity("step", index)
+    def _lost_episode_error(self, activity: Activity) -> ActorError:
+        """Return the error of a request whose episode was lost when the envs of its actor were replaced."""
+        actor = self._actor_by_env[activity.index]
         if actor.last_exit_error is None:  # its envs have not been replaced: the actor is closed
             return actor.unusable_error(activity)
         return actor.errors.unblamed(activity, actor.last_exit_error)

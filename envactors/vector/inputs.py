@@ -76,7 +76,7 @@ def group_envs(
         raise VectorInputError("no factories: expected one callable per env, and at least one")
     if envs_per_actor == "auto":
         actors = min(len(factories), backend.count_cores())
-        bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # larger lists first
+        bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # the first is a largest one
     elif is_int(envs_per_actor):
         bounds = [*range(0, len(factories), envs_per_actor), len(factories)]
     else:

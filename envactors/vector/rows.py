@@ -25,7 +25,7 @@ NOT_POSTED: Final = 128
 
 
 class Rows:
-    """The record of all rows. `EnvTable` changes it, under the lock of the vector.
+    """The record of all rows. `EnvTable` and rollouts change it, under the lock of the vector.
 
     Some attributes have two forms of the same memory: an array, which is faster for all envs, and a `memoryview` of
     plain integers, which is faster for one.

@@ -19,7 +19,8 @@ Each method changes the following. A blank means that it leaves the column as it
     add_overflow                                                  overflow
     miss_deadline                                                 overdue
     begin_process                                                 incarnation
-    end_process      POSTED to QUEUED                             not to be run                   lost
+    end_process      POSTED to QUEUED                             not to be run,                  lost
+                                                                  not overdue
     accept_row                                                                                    advances
     record_outcome   QUEUED, POSTED, DONE (2)            set
                      to DONE, or FAILED (4)
@@ -108,7 +109,8 @@ class EnvTable:
         status: The status of each env.
         requests: The requests of envs, except bare steps.
         outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
-        outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`).
+        outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`). A `DONE` env that is queued
+            again, since its result is unreadable, keeps its entry, which nobody reads.
         version: A number that each change of a status, an outcome, or a deadline increases, also if a change leaves
             the status as it was. A thread that copies results without the lock reads the version under the lock, before
             and after. If it has not changed, the copies are valid.

@@ -66,8 +66,8 @@ class ResultWaiters:
     its doorbell. All threads watch it; each counts again, and sleeps on if outcomes are missing. Workers with such a
     number also ring for each failure, and all workers ring at the end of the rows of a `step`.
 
-    The loop rings the doorbell of this object after all other changes: outcomes that are in no row, rows that were
-    posted or taken, and new processes.
+    Whoever makes any other change rings the doorbell of this object: callers that post or take rows, and the loop for
+    outcomes that are in no row and for new processes.
 
     Args:
         slab: The rows.

@@ -147,6 +147,7 @@ def test_a_hang_in_close_delays_the_next_process_by_the_close_deadline(tmp_path)
         envs.reset(seed=0)
         pid, begun = envs[0].pid, time.monotonic()
         _, _, _, truncated, infos = envs.step([1])
+        assert envs[0].state is ea.ActorState.RENEWING
         envs.reset(seed=0)
         assert 1.0 <= time.monotonic() - begun < promised(2.0)
         assert truncated[0]

@@ -507,6 +507,15 @@ def test_a_snapshot_of_a_closed_env_is_refused():
             envs.snapshot()
 
 
+def test_a_snapshot_of_a_lost_episode_speaks_of_the_snapshot():
+    policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: setattr(env, "steps", steps))
+    with ea.VectorEnv([Env], backend="inline", snapshot=policy) as envs:
+        envs.reset(seed=0)
+        envs.actors[0].renew().result(10)
+        with pytest.raises(ea.ActorError, match="snapshot"):
+            envs.snapshot([0])
+
+
 def test_an_interrupt_at_the_end_of_a_step_leaves_no_current_actor_behind():
     with ea.VectorEnv([Env], backend="inline") as envs:
         number, where = 0, ""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import os
+import queue
 import signal
 import threading
 import time
@@ -237,6 +238,23 @@ def test_a_descriptor_whose_callback_raises_twice_is_removed(loop, errors, pipe)
     loop.call_at(time.monotonic() + 0.05, done.set)
     assert done.wait(SOON)
     assert len(errors) == 2
+
+
+def test_a_descriptor_whose_callback_raises_now_and_then_is_kept(loop, errors, pipe):
+    reader, writer = pipe
+    calls = queue.SimpleQueue()
+
+    def read(_events):
+        calls.put(os.read(reader, 1))
+        if calls.qsize() % 2:
+            raise ZeroDivisionError
+
+    loop.watch(reader, read)
+    for count in range(1, 7):
+        os.write(writer, b"a")
+        wait_until(lambda: calls.qsize() == count)  # noqa: B023
+    wait_until(lambda: len(errors) == 3)
+    loop.unwatch(reader)
 
 
 def test_a_function_that_waits_for_one_behind_it_gets_another_thread(loop):

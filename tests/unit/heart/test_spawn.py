@@ -13,6 +13,7 @@ from interrupting import interrupt
 
 import envactors as ea
 from envactors import runtime as runtimes
+from envactors.actor import inline
 from envactors.actor.handle import ActorHandle, Lifeline, close_all
 from envactors.actor.states import EndReason, Phase
 from envactors.vector import build
@@ -334,3 +335,15 @@ def test_options_add_to_those_of_the_handle():
         handle = handle.options(deadline=2.5)
         assert (handle._deadline, handle._retries) == (2.5, 2)
         assert handle.options(retries=0)._retries == 0
+
+
+def test_an_in_process_actor_whose_making_was_interrupted_can_be_closed(monkeypatch):
+    def enroll(member):
+        runtimes.enroll(member)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inline, "enroll", enroll)
+    with pytest.raises(KeyboardInterrupt):
+        ea.spawn(PlayedEnv, backend="inline")
+    runtimes.close_members([*runtimes.members()], None)
+    wait_until(lambda: not runtimes.members())

@@ -73,5 +73,5 @@ class Request(InlineRequest):
 def test_code_in_this_process_that_is_slow_after_zero_seconds_is_looked_at_with_pauses():
     loop = IdleLoop()
     now = time.monotonic()
-    RequestStack(ChangeLock(), loop, 0.0).enter(Request(0, is_nested=False))
+    RequestStack(ChangeLock(), lambda: loop, 0.0).enter(Request(0, is_nested=False))
     assert min(loop.times) >= now + 0.005
