@@ -56,8 +56,8 @@ class Call(Job):
         """Send the message."""
         actor = self.actor
         if self.incarnation not in (None, actor.process.incarnation):
-            self.call_id, self.started_at = 0, 0.0
-            self.fail(lambda activity: actor.errors.process_gone(activity, self.incarnation, actor.last_exit_error))
+            unsent = self.activity()._replace(call_id=0, started_at=0.0)
+            self.fail(lambda _: actor.errors.process_gone(unsent, self.incarnation, actor.last_exit_error))
             actor.jobs.record_failed()
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:

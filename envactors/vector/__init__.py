@@ -47,7 +47,7 @@ Where each fact about an env is, who changes it, and who reads it (methods witho
       which one                   EnvTable.outcomes, or else in the row    record_outcome                 RowEngine
       when it came                EnvTable.outcome_at; in rows, Slab.when  record_outcome, the worker     RowEngine
     the last result               LastRows.ops, incarnations, contents     methods of LastRows            RowReader
-    the state of the episode      Episodes.flags                           methods of Episodes            EnvTable, engines
+    the state of the episode      Episodes.flags                           methods of Episodes            EnvTable
       the next step is a reset    Episodes.awaits_autoreset                methods of Episodes            write_requests
     the process of the actor      ActorProcess.incarnation                 the actor                      everyone
       as the rows know it         Rows.incarnations                        begin_process                  Rows.post

@@ -50,7 +50,7 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.future import Outcome
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, STREAMED
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, STREAMED, Slab
 from envactors.options import Deadlines
 from envactors.replay import PostedRequest
 from envactors.vector.episodes import EPISODE_LOST, Episodes
@@ -123,7 +123,7 @@ class EnvTable:
     ) -> None:
         self.lock = lock
         self.rows = rows
-        self.slab = rows.slab
+        self.slab: Slab = rows.slab
         self.episodes = episodes
         self.journals = journals
         self.last_rows: LastRows = LastRows(rows, episodes)

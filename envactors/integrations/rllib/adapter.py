@@ -55,7 +55,9 @@ class MultiAgentEnvAdapter(EnvAdapter):
             {agent: env.get_observation_space(agent) for agent in agents},
             {agent: env.get_action_space(agent) for agent in agents},
         )
-        self.observation_space = self.action_space = ANY  # passed on as they are
+        # Observations and actions are passed on as they are.
+        self.observation_space: Any = ANY
+        self.action_space: Any = ANY
 
     def envactors_agents(self) -> Agents:
         """Return the possible agents and their spaces."""
