@@ -509,7 +509,8 @@ class Actor(ActorBase):
     def _close_once_read(self, reason: EndReason | None, read_cause: Callable[[], BaseException | None]) -> None:
         """Have the process close its envs once the exception of its factory or of an env was read.
 
-        Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long.
+        Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long, or if
+        other envs still run in it: nobody watches their deadlines any more.
         """
         self._stop_process(reason, _READ_PATIENCE)
         process = self.process
@@ -518,7 +519,10 @@ class Actor(ActorBase):
     def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
         process.cause = cause
         if process is self.process and process.worker is not None and self.phase is Phase.STOPPING:
-            self.ask_to_close(self.lock.next_call_id(), process.end_reason, kill_in=self.config.deadlines.close)
+            if self.jobs.activity() is None:
+                self.ask_to_close(self.lock.next_call_id(), process.end_reason, kill_in=self.config.deadlines.close)
+            else:
+                process.kill()
 
     def on_exit(self, worker: Worker) -> None:
         """Handle the exit of the process."""

@@ -106,7 +106,7 @@ class Failing(Untidy):
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
 def test_envs_are_finalized_when_one_of_their_process_has_raised(tmp_path, on_failure):
     paths = [tmp_path / "0", tmp_path / "1"]
-    factories = [lambda: Failing(paths[0]), lambda: Untidy(paths[1])]
+    factories = [lambda: Untidy(paths[0]), lambda: Failing(paths[1])]  # the last one raises: none of them runs then
     with ea.VectorEnv(factories, envs_per_actor=2, on_failure=on_failure, restart=MANY, autoreset="disabled") as envs:
         envs.reset(seed=0)
         envs.step([1, 1])

@@ -173,6 +173,8 @@ class User:
         """Do what a handler may do while the user waits for something else."""
         ids = [env_id for env_id in self._idle() if not self.models[env_id].needs_reset]
         if ids and self.world.chance(0.7):
+            for model in self.models:
+                self.checker.uncertain.update(model.notes)  # the call that the user waits for may have failed by now
             self.envs.send(self._begin(ids), env_ids=ids)
             is_resetting = any(model.is_pending and model.token is None for model in self.models)
             if self.world.chance(0.3) and not is_resetting:
