@@ -249,6 +249,7 @@ def test_an_env_steps_again_before_its_last_step_is_over(tmp_path, sets, on_fail
     class Gated(EchoEnv):
         def step(self, action):
             if action >= 100:
+                (tmp_path / f"{action} has begun").touch()
                 wait_for_path(tmp_path / str(action))
             return super().step(action)
 
@@ -271,6 +272,7 @@ def test_an_env_steps_again_before_its_last_step_is_over(tmp_path, sets, on_fail
         while seen.keys() != {0, 1}:
             seen |= shown(envs.recv(min_envs=1, timeout=SOON))
         assert seen == {0: [1, 100], 1: [1, 1]}
+        wait_for_path(tmp_path / "102 has begun")
         envs.send([2], [1])
         assert len(envs.recv(min_envs=1, timeout=0.2).env_ids) == 0
         os.kill(envs.actors[0].pid, signal.SIGKILL)
