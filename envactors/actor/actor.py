@@ -1,7 +1,8 @@
 """The parent's half of one actor.
 
-Callers submit, cancel, and close; the loop reports frames, exits, and timers. Each of these events is one change under
-the lock; see `envactors.actor.change`. The thread of a caller may send jobs to a free worker, and kill the worker. Only
+Callers submit, cancel, close, and may read replies; the loop reports frames, exits, and timers; other threads of this
+library launch processes and read exceptions. Each of these events is one change under the lock; see
+`envactors.actor.change`. The thread of a caller may send jobs to a free worker, and kill the worker. Only
 threads of this library start processes and handle their exits.
 
 The jobs of an actor are in `envactors.actor.job_queue`, the start of its processes is in `envactors.actor.starter`, and
@@ -82,7 +83,7 @@ class Actor(ActorBase):
     - A factory raises in STARTING, or in LIVE an env whose process is to be replaced: STOPPING, while a callback thread
       unpickles the exception, and then while the worker closes its envs.
     - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
-    - The last job of a closing actor that has no process ends: `_proceed` closes the actor.
+    - An actor that is closing has neither a process nor a job left: `_proceed` closes it.
     - In BACKOFF, the next job is a renewal: STARTING.
 
     Args:
@@ -148,8 +149,8 @@ class Actor(ActorBase):
                 return ActorState.DEAD
             if phase is Phase.NEW or (phase is Phase.STARTING and process.incarnation == 0):
                 return ActorState.STARTING
-            is_ending = phase in (Phase.STOPPING, Phase.ENDING) and not self.is_closing
-            if is_ending or phase in (Phase.STARTING, Phase.BACKOFF) or process.end_reason is EndReason.RENEW:
+            is_replaced = phase in (Phase.STOPPING, Phase.ENDING) and not self.is_closing
+            if is_replaced or phase in (Phase.STARTING, Phase.BACKOFF) or process.end_reason is EndReason.RENEW:
                 return ActorState.RENEWING
             return ActorState.IDLE if self.jobs.activity() is None else ActorState.BUSY
 
@@ -223,7 +224,7 @@ class Actor(ActorBase):
             if self.is_closing:
                 job.actor = self
                 activity = job.activity()
-                assert activity is not None, "it has not ended"
+                assert activity is not None, "a new job has an activity"
                 raise self.lock.end_with(self.errors.actor_closed(activity))
             self.jobs.enqueue(job)
 
@@ -525,7 +526,7 @@ class Actor(ActorBase):
                 process.kill()
 
     def on_exit(self, worker: Worker) -> None:
-        """Handle the exit of the process."""
+        """Read the last frames of the process, reap it, and record its end, on which the next start depends."""
         with self.lock, self.lock.change(self):
             process = self.process
             if worker is not process.worker:

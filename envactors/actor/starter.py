@@ -57,8 +57,8 @@ class ProcessStarter:
        started, the actor handles that as an exit. If the actor has meanwhile ended the process, the worker is killed.
     4. *Finish.* When the worker has started, or has exited, the actor calls `finish`, which lets other launches begin.
 
-    Until step 2, the actor may `withdraw` the launch. Except for step 2, everything happens within changes of the
-    actor.
+    Until step 2, the actor may `withdraw` the launch. Except for step 2, `open`, and `close`, everything happens within
+    changes of the actor.
 
     Args:
         actor: The actor.
@@ -150,7 +150,7 @@ class ProcessStarter:
         worker.send(Frame(kind, self._actor.process.incarnation, START_CALL_ID, dumps(tuple(message))))
 
     def _limit_start(self, seconds: float) -> None:
-        """End the process if it does not start in time. The time in which it waits on its node does not count."""
+        """Set the timer of the start, or end the process if that is over. Waiting on a node moves the time on."""
         actor, worker = self._actor, self._actor.process.worker
         due = max(actor.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
         if due > time.monotonic():
@@ -166,7 +166,11 @@ class ProcessStarter:
         self._actor.runtime.launcher.finish(self._launch)
 
     def withdraw(self) -> bool:
-        """Withdraw the launch; return False if it has begun, so that a worker or a failure follows."""
+        """Withdraw the launch; return False if it has begun, so that a worker or a failure follows.
+
+        A launch that waits for a certain end was never submitted: that the process is not launching any more withdraws
+        it.
+        """
         return self._maybe_alive is not None or self._actor.runtime.launcher.withdraw(self._launch)
 
     def record_end(self, worker: Worker, *, is_certain: bool) -> None:

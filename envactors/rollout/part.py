@@ -1,13 +1,16 @@
 """One actor's part of a rollout: orders to its worker, until every env has taken every step, or an error ends it.
 
-    start            sends an order: the steps that are left, and first of all the policy if the process lacks it
-      │              the worker then alternates the policy and its envs, and counts the steps that are complete
-      ├▶ on_reply    it has taken all steps, an env or the policy has raised, or the policy returned more than has room
-      ├▶ on_late     a deadline was missed: the actor ends the process
-      └▶ handle_exit  the process has ended
+    start                  sends an order: the steps that are left, and perhaps the recipe of the policy (`_RecipeRule`)
+      │                    the worker then alternates the policy and its envs, and counts the steps that are complete
+      ├▶ on_reply          it has taken all steps, an env or the policy has raised, or the policy returned more than has
+      │                    room
+      ├▶ on_late           a deadline was missed: the actor ends the process
+      └▶ find_uncompleted  the process has ended
+           └▶ handle_exit  it is known why, and what comes next
 
-Both `on_reply` and `handle_exit` first accept the complete steps, and then decide about the envs without a result, with
-`RolloutFailures`. If that leaves steps to run, the actor calls `start` again. Otherwise the part ends.
+`on_reply` and `find_uncompleted` accept the complete steps. `on_reply` and `handle_exit` then decide about the envs
+without a result, with `RolloutFailures`. If that leaves steps to run, the actor calls `start` again. Otherwise the part
+ends.
 
 Everything runs under the lock of the vector.
 """
@@ -62,7 +65,8 @@ class _RecipeRule:
     """Decides which orders of a part contain the recipe of the policy, with which the worker makes it.
 
         the order is                                        contains the recipe
-        the first one of the part                           no: most likely, the process has the policy
+        the first one of the part                           no: most likely, the process has the policy, or it says
+                                                            in its reply that it lacks it
         the next one after a reply that it lacks it         yes
         the first one to a later process                    yes
         any other                                           no
@@ -127,7 +131,7 @@ class RolloutPart(Job):
 
     @property
     def _has_other_parts(self) -> bool:
-        """Whether the actor has a part of another rollout."""
+        """Whether the actor has a part of another rollout that has not ended."""
         jobs = self.actor.jobs.unfinished
         return any(isinstance(job, RolloutPart) and job is not self and not job.has_ended for job in jobs)
 
@@ -217,9 +221,9 @@ class RolloutPart(Job):
         return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
-        """Accept the steps that are complete now, and no later ones.
+        """Accept the steps that are complete now. On this machine, no later ones count.
 
-        Those of another machine come when its worker has ended. So all of them are accepted then.
+        Steps of another machine come when its worker has ended, and `find_uncompleted` accepts them all.
         """
         if not self._is_remote:
             self._accept_completed()
@@ -253,7 +257,10 @@ class RolloutPart(Job):
         return self._end_if_decided()
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Accept the steps that an ended process has completed in time, drop later ones, and return the rest."""
+        """Accept the steps that an ended process has completed, and return the rest.
+
+        After a missed deadline, `on_late` has accepted those of this machine, and later ones are dropped.
+        """
         if self._late is None or self._is_remote:
             self._accept_completed()
         if self._late is not None:
@@ -283,7 +290,7 @@ class RolloutPart(Job):
         """End the part with an error, unless it has ended: no process will run the steps that are left."""
         if not self.has_ended:
             self.failures.fail_all(error_of(self._activity_of_order))
-        self._end()
+            self._end()
 
     def _accept_completed(self) -> None:
         """Accept the steps that the worker has completed."""
@@ -303,8 +310,8 @@ class RolloutPart(Job):
         2. The rollouts that continue this one get its errors, with which they fail the same envs.
         3. The part has ended. Only now may anybody read its result, or start the next part.
         4. The rollout is told, and resolves its futures if this was the last part that they wait for.
-        5. The actor continues: the states of envs are saved, and its process is replaced if that is due and another
-           part follows. Otherwise the next request has it replaced.
+        5. The actor continues: its process is replaced if that is due and another part follows, and otherwise before
+           the next request; the saves of envs are queued.
 
         After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`, and thus this, again:
 

@@ -1,7 +1,9 @@
 """The rows of a vector, as the parent knows them: the last post of each one, and the result that has come back.
 
 A row is *written* once the worker has put back the call id of the request. It is *complete* once the parts of the
-result that do not fit into it have come, too. A row that has missed its deadline never becomes complete.
+result that do not fit into it have come, too. A row that has missed its deadline is not complete while its process
+lives. The end of a process and the begin of a rollout mark all rows as completed, so whether a row is complete says
+something about `POSTED` envs only.
 
 Nothing here knows why a row was posted, or whether the user has got the result: `envactors.vector.table` has the
 requests, and the status of each env. The memory itself is `envactors.mailbox.slab`.
@@ -41,7 +43,7 @@ class Rows:
 
         ops: The operation, in the bits of `envactors.mailbox.slab`; `NOT_POSTED` if the last request was not posted:
             it waits, or was canceled.
-        seeds: The seed, if the bits of the operation say that it has one.
+        seeds: The seed of an operation with `SEED` or `PAYLOAD`; None if it has none.
         call_ids: The call id of the post, or of a later rollout. Workers cannot overwrite it.
         posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
         streamed: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. All queued requests do,
@@ -49,8 +51,8 @@ class Rows:
 
         The results that have come back:
 
-        completed: The call id of the last result in each row. Workers write it: this is the memory of
-            ``slab.completed``.
+        completed: The call id of the last result in each row. Workers write it, and the parent while they run no row:
+            this is the memory of ``slab.completed``.
         overflow: The parts of results that did not fit into rows, by env.
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
 
@@ -131,10 +133,10 @@ class Rows:
         """Leave no rows for the next process of an actor: it would run all that are posted and not completed."""
         mine = slice_of(envs)
         self.overdue.difference_update(envs)
-        self.slab.posted[mine] = self.slab.completed[mine] = self._call_id_array[mine]
+        self.slab.completed[mine] = self.slab.posted[mine] = self._call_id_array[mine]
 
     def begin_rollout(self, envs: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
         mine = slice_of(envs)
         self.posted_incarnation_array[mine] = self._incarnation_array[mine]
-        self._call_id_array[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
+        self._call_id_array[mine] = self.slab.completed[mine] = self.slab.posted[mine] = call_id

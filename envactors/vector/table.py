@@ -82,10 +82,9 @@ _BARE_STEP: Final = EnvRequest("step")
 class EnvTable:
     """The state of all envs: their requests, and in four parts their rows, episodes, journals, and last results.
 
-    Once the vector is built, only methods change it: those of this class, which change the parts, too, and those of the
-    parts. `EnvGroup`, `EnvRecovery`, restored snapshots, and rollouts call the latter directly. The memory of the rows
-    has other writers, too: the caller writes actions, workers write results, and a rollout writes the last results of
-    its envs at its end.
+    Once the vector is built, only methods of this class and of its parts change it. `EnvGroup`, `EnvRecovery`, restored
+    snapshots, and rollouts call those of the parts directly. The memory of the rows has other writers, too: the caller
+    writes actions, workers write results, and a rollout writes the last results of its envs at its end.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
@@ -111,9 +110,9 @@ class EnvTable:
         outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
         outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`). A `DONE` env that is queued
             again, since its result is unreadable, keeps its entry, which nobody reads.
-        version: A number that each change of a status, an outcome, or a deadline increases, also if a change leaves
-            the status as it was. A thread that copies results without the lock reads the version under the lock, before
-            and after. If it has not changed, the copies are valid.
+        version: A number that each change of a status, an outcome, or a deadline, and each restored snapshot increases,
+            also if the status stays as it was. A thread that copies results without the lock reads the version under
+            the lock, before it copies and after. If it has not changed, the copies are valid.
         waiters: The threads that wait for results.
         rollouts_in_flight: Number of rollouts in flight.
     """
@@ -215,7 +214,7 @@ class EnvTable:
         self.requests.update(requests)
 
     def begin_seeds(self, index: int) -> None:
-        """Have the user's seed for a reset, if the request of an env has one, begin the seeds of its episodes."""
+        """Restart the episode seeds of an env from the seed of the user, if the request has one."""
         if (seed := self.request(index).seed) is not None:
             self.episodes.set_root_seed(index, seed)
 
@@ -276,7 +275,10 @@ class EnvTable:
     # (3) If it has no place in the row. `PAYLOAD` says that there is a payload.
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
-        """Encode a request other than a bare step; it cannot be canceled any more. Return the operation and payload."""
+        """Encode a request that is off the fast path, and return the operation and payload. Its future is running now.
+
+        Whether it is a reset decides which seed it gets, and the seed is a part of the payload if the row is too small.
+        """
         request = self.request(index)
         if request.runs_reset:
             op |= RESET
@@ -352,10 +354,10 @@ class EnvTable:
         """
         future = self.request(index).future
         self.version += 1
-        self.status[index] = FAILED if outcome is not None and outcome.is_failure else DONE
-        self.outcome_at[index] = time.monotonic() if when is None else when
         if outcome is not None:
             self.outcomes[index] = outcome
+        self.outcome_at[index] = time.monotonic() if when is None else when
+        self.status[index] = FAILED if outcome is not None and outcome.is_failure else DONE
         if future is not None:
             assert outcome is not None, "a future needs a copy of the row"
             future.set_outcome(outcome)
@@ -405,7 +407,10 @@ class EnvTable:
         self.waiters.on_process_change()
 
     def end_process(self, ids: range) -> None:
-        """Record the end of an actor's process: posted envs are queued, episodes are lost, and no row is to be run."""
+        """Record the end of an actor's process: posted envs are queued, episodes are lost, and no row is to be run.
+
+        Once `Rows.end_process` has run, all rows look complete, so no env is `POSTED` by then.
+        """
         for index in ids:
             if self.status[index] == POSTED:
                 self.status[index] = QUEUED
@@ -432,8 +437,8 @@ class EnvTable:
 
     def clear(self, index: int) -> None:
         """Make an env idle after an interrupted change. It needs a reset, which another process will run."""
-        self.rows.overdue.discard(index)
         self.status[index] = IDLE  # its row may have only a part of a result, which must not become the last one
         self.set_idle([index])
+        self.rows.overdue.discard(index)
         self.episodes.on_interrupt(index)
         self.journals.flushed(index).forget()
