@@ -97,9 +97,9 @@ FOREIGN = (
 )
 # Aliases of types, and internal types that annotations of public names mention.
 ALIASES = (
-    "AgentBatches|Autoreset|AutoresetMode|Client|CrashDir|EnvVars|Factory|OnFailure|Owner|Path|Space|Spec|(starting.)?StartMethod"
+    "AgentBatches|Autoreset|AutoresetMode|Client|CrashDir|(Vector)?EnvVars|Factory|OnFailure|Owner|Path|Space|Spec|(starting.)?StartMethod"
     r"|.*Traits|.*EnvFuture|.*SessionFuture|SpawnOptions|.*type_variables\..*|~?P|R|Ts?|T_co|Item|CommonOptions|.*AnyFuture"
-    r"|Runtime|.*host_calls\.(Reset|Step)|.*environment\.ActorEnvironment"
+    r"|Rng|Runtime|.*host_calls\.(Reset|Step)|.*environment\.ActorEnvironment"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({FOREIGN})\..*"), (r"py:class", ALIASES)]
 PUBLIC = {
