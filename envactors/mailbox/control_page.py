@@ -6,7 +6,8 @@ rings do no harm. No lock is shared, so a killed process cannot leave one held.
     parent  post_step      WAIT, STREAM, STEP, POSTS, ring  post_frame    WAIT, FRAMES, POSTS (the frame was sent)
             ring_at        RING_AT
             ring_at_end    WATCHED
-    worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env    SINCE, METHOD, ENV_INDEX
+    worker  spin_for_post  AWAITED
+            start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env    SINCE, METHOD, ENV_INDEX
             finish_step    FINISHED, ring                    finish_frame  FINISHED (the reply was sent)
 
 Each method writes its counters in this order. Requests to envs and their results are in the rows of
@@ -69,6 +70,8 @@ METHOD: Final = 35
 SINCE: Final = 36
 # The count of results that the worker has sent in `Kind.OVERFLOW` frames.
 OVERFLOWS: Final = 37
+# The value of `POSTS` that the worker spins for, so that this post needs no ring; 0 while it sleeps.
+AWAITED: Final = 38
 
 METHOD_CALL: Final = 0
 # In a rollout: the policy, which acts for all envs of the worker.
@@ -181,7 +184,10 @@ class ControlPage:
         counters[STREAM] = streams
         counters[STEP] = self.last_call = call_id
         self._posted = counters[POSTS] = self._posted + 1
-        self.to_worker.ring_open()
+        with self._barrier:
+            pass
+        if counters[AWAITED] != self._posted:
+            self.to_worker.ring_open()
 
     def ring_at(self, count: int) -> None:
         """Have the worker ring for a result once ``count`` rows are written; 0 if nobody waits for single results.
@@ -253,6 +259,20 @@ class ControlPage:
         return ", ".join(name for name, can_be_true in cells.items() if not can_be_true)
 
     # The worker ------------------------------------------------------------------------------------------
+
+    def spin_for_post(self, handled: int) -> None:
+        """Spin, if the parent wants that, until it has posted more than ``handled`` requests.
+
+        Look at `POSTS` before you sleep: a post that is not there yet will ring. Each side writes its counter, and
+        reads that of the other side after a barrier, so at least one of them sees what the other has written.
+        """
+        counters = self.counters
+        if counters[WAIT]:
+            counters[AWAITED] = handled + 1
+            if not spin_until_all([(counters, handled + 1)], POSTS, counters[WAIT]):
+                counters[AWAITED] = 0
+                with self._barrier:
+                    pass
 
     def start_request(self, call_id: int, method: int, env: int) -> None:
         """Record that a request runs from now on."""

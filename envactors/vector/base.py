@@ -80,7 +80,7 @@ class Engine(abc.ABC):
 
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
-        return self.episodes.steps.tolist(), list(self.episodes.finished)
+        return [*map(self.episodes.steps, self.all_envs.ids)], list(self.episodes.finished)
 
     @abc.abstractmethod
     def begin_timing(self) -> None:

@@ -215,10 +215,9 @@ class RowEngine(Engine):
     # Waiting ---------------------------------------------------------------------------------------------
 
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
-        count_missing = functools.partial(self._count_missing, envs)
         self._spin_for(envs)
         while (batch := self._try_to_deliver(envs, caller)) is None:
-            if not self.table.waiters.wait(count_missing, deadline):
+            if not self.table.waiters.wait(lambda: self._count_missing(envs), deadline):
                 self._raise_if_late(envs, timeout, caller)
         return batch
 
@@ -255,11 +254,11 @@ class RowEngine(Engine):
         return self._try_to_deliver(self.select([*succeeded[:max_envs], *sorted(failed)]), "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
-        table, count_missing = self.table, functools.partial(self._count_missing, envs)
+        table = self.table
         self._lock.repair_if_interrupted()
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
         while table.rollouts_in_flight or not all(table.status[index] == IDLE for index in envs.ids):
-            if not table.waiters.wait(lambda: table.rollouts_in_flight + count_missing(), deadline):
+            if not table.waiters.wait(lambda: table.rollouts_in_flight + self._count_missing(envs), deadline):
                 self._raise_if_late(envs, timeout, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
@@ -385,7 +384,7 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            table.deliver_rows(envs, batch.terminated, batch.truncated)
+            table.deliver_rows(envs, batch.terminated, batch.truncated, have_contents=contents is not None)
             for group, ids in envs.by_group:
                 group.actor.jobs.record_completed(len(ids))
             if table.journals.saves_due:

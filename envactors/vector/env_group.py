@@ -240,7 +240,7 @@ class EnvGroup(Tenant):
 
     def on_started(self, process: ActorProcess, *, is_renewal: bool) -> list[Job]:
         """Prepare for a new process; return the replays that it runs first."""
-        self.recycler.begin_process(self.table.episodes.steps[self.indices.start])
+        self.recycler.begin_process(self.table.episodes.steps(self.indices.start))
         self.table.begin_process(self.indices, process.incarnation)
         if self._is_timing:
             self.begin_timing()

@@ -10,7 +10,6 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
@@ -76,7 +75,7 @@ class Episodes:
         flags: The state of each env's episode, and which of the flags above apply to the env.
         no_flags: The value of ``flags`` while no env has one.
         awaits_autoreset: Whether the next step of an env resets it, by autoreset.
-        steps, finished: How many steps and finished episodes each env has had.
+        finished: How many episodes of each env have ended.
         root_seeds: The seed of each env's last seeded reset.
         next_seeds: The seed of each env's next reset; None if episodes are not seeded.
         episode_numbers: How many episodes have begun since the last seeded reset, if episodes are seeded.
@@ -92,16 +91,15 @@ class Episodes:
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]) * count
         self._renewal_reasons = [""] * count  # why envs are `RETIRING`
         self.awaits_autoreset: bytearray = bytearray(count)
-        self._awaits_autoreset: npt.NDArray[np.bool_] = np.frombuffer(self.awaits_autoreset, np.bool_)
-        self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.steps: memoryview[int] = self._steps.data
+        # The steps of each env are the sum of these two: counting a batch of all envs then takes no time.
+        self._steps_beside: list[int] = [0] * count
+        self._batches = 0
         self.finished: list[int] = [0] * count
         self.root_seeds: list[int | None] = [None] * count
         self.next_seeds: list[int | None] = [None] * count
         self.episode_numbers: list[int] = [0] * count
         self.checks_resets: bool = True
         self.no_flags: bytes = bytes(count)
-        self._ones = np.ones(count, np.int64)
         if settings.seed_episodes:
             self.seed_episodes()
 
@@ -126,6 +124,10 @@ class Episodes:
     def was_interrupted(self, index: int) -> bool:
         """Return whether an interrupted change has ended the episode of an env, so that it needs a reset."""
         return bool(self.flags[index] & INTERRUPTED)
+
+    def steps(self, index: int) -> int:
+        """Return how many steps an env has had."""
+        return self._batches + self._steps_beside[index]
 
     def has_result(self, index: int) -> bool:
         """Return whether an env has returned anything yet."""
@@ -176,7 +178,7 @@ class Episodes:
 
     def record_bare_step(self, index: int) -> None:
         """Record a step of an env without flags that has not ended its episode."""
-        self.steps[index] += 1
+        self._steps_beside[index] += 1
 
     def record_end_without_reset(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset.
@@ -184,7 +186,7 @@ class Episodes:
         If that reset never runs, since the user aborts it, the next step resets the env. Under ``on_failure="raise"``,
         the user has to.
         """
-        self.steps[index] += 1
+        self._steps_beside[index] += 1
         self.finished[index] += 1
         self.end_without_result(index, awaits_autoreset=self.on_failure != "raise")
 
@@ -206,10 +208,10 @@ class Episodes:
             self.advance_seed(index)
         # The steps up to the last end are added first: `_end` compares them with the limits of the process.
         until_end = ends.rfind(1) + 1
-        self.steps[index] += until_end - resets.count(1, 0, until_end)
+        self._steps_beside[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):
             self._end(index)
-        self.steps[index] += len(ends) - until_end - resets.count(1, until_end)
+        self._steps_beside[index] += len(ends) - until_end - resets.count(1, until_end)
         if until_end == len(ends):
             self._await_reset(index)
 
@@ -221,13 +223,15 @@ class Episodes:
             terminated: Whether each episode ended, in the same order.
             truncated: Whether each was cut off.
         """
-        if envs.is_all:  # NumPy takes half of the time to add an array in place of a number
-            self._steps += self._ones
+        if envs.is_all:
+            self._batches += 1
         else:
-            self._steps[envs.array_index] += 1
-        if 1 in self.awaits_autoreset:  # these results are those of resets, which do not count
-            self._steps[envs.array_index] -= self._awaits_autoreset[envs.array_index]
-            self._awaits_autoreset[envs.array_index] = False
+            for index in envs.ids:
+                self._steps_beside[index] += 1
+        if 1 in self.awaits_autoreset:
+            for index in envs.ids:
+                self._steps_beside[index] -= self.awaits_autoreset[index]  # the result of a reset does not count
+                self.awaits_autoreset[index] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
                 self._end(envs.ids[place])
@@ -238,7 +242,7 @@ class Episodes:
         self.finished[index] += 1
         if self.autoreset.resets_within_step:
             self.advance_seed(index)
-        if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps[index])):
+        if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps(index))):
             self.flags[index] |= RETIRING
             self._renewal_reasons[index] = reason
 

@@ -168,8 +168,7 @@ class InlineEngine(Engine):
 
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
-        mine = slice_of(actor.indices)
-        return sum(self.episodes.steps[mine]) + sum(self._requests_beside_steps[mine])
+        return sum(self.episodes.steps(index) + self._requests_beside_steps[index] for index in actor.indices)
 
     # Statistics ------------------------------------------------------------------------------------------
 

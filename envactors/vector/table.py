@@ -330,18 +330,19 @@ class EnvTable:
         else:
             self.episodes.record(index, ends=slab.ends_episode(index, op), is_reset=bool(op & RESET))
 
-    def deliver_rows(self, envs: Selection, terminated: Any, truncated: Any) -> None:
+    def deliver_rows(self, envs: Selection, terminated: Any, truncated: Any, *, have_contents: bool) -> None:
         """Accept the results of envs on the fast path, which the caller has copied, and make the envs idle.
 
         Args:
             envs: The envs.
             terminated: Whether the episode of each has ended.
             truncated: Whether it was cut off.
+            have_contents: Whether any row may have an info or object leaves.
         """
         if self.journals.is_recorded:
             self.journals.record(envs.ids, is_all=envs.is_all)
         self.episodes.record_batch(envs, terminated, truncated)
-        self.last_rows.take_rows(envs, terminated, truncated, have_contents=not self.rows.infos.all_plain())
+        self.last_rows.take_rows(envs, terminated, truncated, have_contents=have_contents)
         self.set_idle(envs.ids, is_all=envs.is_all)
 
     def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:

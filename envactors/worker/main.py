@@ -21,9 +21,7 @@ from envactors.mailbox.control_page import (
     POSTS,
     STEP,
     STREAM,
-    WAIT,
     ControlPage,
-    spin_until_all,
 )
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Start
@@ -126,11 +124,9 @@ class Server:
     def _wait(self, poller: Poller) -> None:
         """Wait as the parent has said until a request is posted or the channel has something to read."""
         counters, handled, fd = self._counters, self.handled, self._channel.fileno()
-        if spin_until_all([(counters, handled + 1)], POSTS, counters[WAIT]):
-            return
-        # A ring may belong to a request that was seen while spinning and has run.
-        while fd not in dict(poller.poll(None)) and counters[POSTS] == handled:
-            pass
+        self.page.spin_for_post(handled)
+        while counters[POSTS] == handled and fd not in dict(poller.poll(None)):
+            pass  # the ring may belong to a request that has run
 
     def run_posted(self) -> None:
         """Run the posted requests; if there are none, read the channel to notice whether it was closed.

@@ -10,9 +10,10 @@ import types
 
 import pytest
 from helpers import SOON
+from interleaving import Lines, StoppingThread
 
 from envactors.mailbox import control_page
-from envactors.mailbox.control_page import spin_until_all
+from envactors.mailbox.control_page import NO_SPIN, POSTS, SPINNING, WAIT, ControlPage, page_size, spin_until_all
 
 ROUNDS = 20
 
@@ -123,3 +124,55 @@ def test_two_threads_take_turns_by_spinning():
     thread.join(SOON)
     assert seen == list(range(1, ROUNDS + 1))
     assert not thread.is_alive()
+
+
+class Bell:
+    def __init__(self):
+        self.rings = 0
+
+    def ring_open(self):
+        self.rings += 1
+
+
+@pytest.fixture
+def pages():
+    """The page of the parent, and that of the worker, over the same memory."""
+    memory, bell = bytearray(page_size(1)), Bell()
+    return ControlPage(memory, bell, bell), ControlPage(memory, bell, bell)
+
+
+def sees(page, handled):
+    """Whether a worker sees a post before it falls asleep."""
+    page.spin_for_post(handled)
+    return page.counters[POSTS] > handled
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_post_is_seen_or_rings_wherever_the_worker_is_in_its_spin(pages):
+    page, workers = pages
+    page.counters[WAIT] = 1
+    lines = Lines()
+    for line in lines:
+        handled, rings = page.counters[POSTS], page.to_worker.rings
+        worker = StoppingThread(lambda n=handled: sees(workers, n), line, ("mailbox/control_page.py",)).start()
+        lines.has_stopped = worker.stops()
+        page.post_step(handled + 1, 1, streams=False)
+        worker.go_on()
+        assert worker.ends_within(SOON)
+        assert worker.result or page.to_worker.rings > rings, f"stopped after {line} lines"
+    assert lines.count > 10
+
+
+def test_a_post_rings_unless_the_worker_spins_for_it(pages):
+    page, workers = pages
+    page.post_step(1, SPINNING, streams=False)  # the worker has not started
+    assert page.to_worker.rings == 1
+    assert sees(workers, 0)
+    page.post_step(2, SPINNING, streams=False)  # it runs the first
+    assert page.to_worker.rings == 2
+    assert not sees(workers, 2)
+    page.post_step(3, NO_SPIN, streams=False)  # its spin has ended
+    assert page.to_worker.rings == 3
+    assert not sees(workers, 3)
+    page.post_step(4, NO_SPIN, streams=False)  # it sleeps at once
+    assert page.to_worker.rings == 4

@@ -196,7 +196,7 @@ def test_an_episode_that_ends_leaves_the_first_observation_of_the_next_one(table
     table.write_requests(ALL, 5, False)
     complete(table, *ALL.ids)
     table.slab.truncated[1, 2] = True
-    table.deliver_rows(ALL, table.slab.terminated[1], table.slab.truncated[1])
+    table.deliver_rows(ALL, table.slab.terminated[1], table.slab.truncated[1], have_contents=False)
     assert table.last_rows.are_first(ALL.array_index).tolist() == [False, False, True]
 
 
