@@ -439,7 +439,7 @@ class InlineEngine(Engine):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
             self._last.truncate(index, actor.process.incarnation, is_first=False)
-            self._pending_infos[index] = {"failure": error}
+            self._pending_infos[index] = failure_info({}, error)
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
             last = None if user_called_reset else self.read_last(index)

@@ -188,4 +188,6 @@ class RowReader:
 
         For the errors see `read`.
         """
-        return self.read(last)._replace(info={"failure": error.read()[1]})
+        failure = error.read()[1]
+        assert failure is not None, "it is the error of a failed attempt"
+        return self.read(last)._replace(info=failure_info({}, failure))

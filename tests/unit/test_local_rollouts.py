@@ -356,3 +356,24 @@ def test_extras_that_differ_between_steps_are_refused(backend):
         envs.reset(seed=0)
         with pytest.raises(TypeError, match=r"expected \{'at_0': .*, as in an earlier step"):
             envs.rollout(2)
+
+
+class Learned(Env):
+    """It reports errors of its own in its infos, as an env may that learns from them."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()[0], {"failure": KeyError("its own")}
+
+    def step(self, action):
+        return *super().step(action)[:-1], {"failure": KeyError("its own")}
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_exception_that_an_env_puts_into_its_infos_is_no_failure(backend):
+    with ea.VectorEnv([Learned], backend=backend) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        rollout = envs.rollout(2)
+        assert (rollout.failures, rollout.valid.all()) == ([], True)
+        assert [repr(info["failure"]) for _, _, info in rollout.infos] == ["KeyError('its own')"] * 2
+        assert envs.evaluate(1).failures == []
