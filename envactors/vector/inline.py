@@ -238,7 +238,7 @@ class InlineEngine(Engine):
     ) -> None:
         del streams
         if self._closed:
-            self._check_open(envs, "step")
+            self.check_open(envs, "step")
         self.check_idle(envs)
         self.episodes.check_steppable(envs.ids)
         split = split_batch(self.action_spec if check_actions else None, actions, len(envs.ids), "actions")
@@ -289,7 +289,7 @@ class InlineEngine(Engine):
         return self._convert_each(copy_value, envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
-        self._check_open(envs, "reset")
+        self.check_open(envs, "reset")
         self.check_idle(envs)
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
         running = _RequestBatch(self, envs.ids, reset_args)
@@ -299,7 +299,7 @@ class InlineEngine(Engine):
                 self._run_reset(running, index)
             self._complete(running, futures)
 
-    def _check_open(self, envs: Selection, method: str) -> None:
+    def check_open(self, envs: Selection, method: str) -> None:
         for index in envs.ids:
             if index in self._closed:
                 raise self._actor_by_env[index].unusable_error(Activity(method, index))
