@@ -19,6 +19,7 @@ from envactors.actor.recording import Recorder
 from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
 from envactors.backends.local import LocalWorker
+from envactors.mailbox import packing
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 
@@ -839,6 +840,18 @@ def test_a_worker_that_sends_junk_in_place_of_the_failure_of_its_start_is_killed
     junk(worker, Kind.FAILED, 0)
     with pytest.raises(ea.ActorStartError, match="overwritten memory that it shares"):
         call(actor).result(SOON)
+
+
+@pytest.mark.parametrize("content", [b"", JUNK, bytes(8) + bytes([255]) * 40, packing.pack([(0, JUNK)])[:-1]])
+def test_a_worker_that_sends_junk_in_place_of_large_results_is_killed(stages, content):
+    stage = stages(2)
+    stage.start([1, 2])
+    worker = stage.worker()
+    junk(worker, Kind.OVERFLOW, 0, content)
+    stage.settle()
+    assert worker.was_killed
+    with pytest.raises(ea.VectorStepError, match="overwritten memory that it shares"):
+        stage.finish()
 
 
 def test_a_piece_of_a_reply_that_the_running_job_does_not_wait_for_is_dropped(actors):
