@@ -128,13 +128,22 @@ def has_code(pickled: bytes) -> bool:
     return load_code_by_value.__name__.encode() in pickled
 
 
-class _MessageUnpickler(pickle.Unpickler):
-    """Loads a message whose fields are plain values, or of classes of this library and of NumPy."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads plain values, and those of classes of this library and of NumPy."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] not in ("envactors", "numpy"):
             raise pickle.UnpicklingError(f"{module}.{name} does not belong to it")
         return super().find_class(module, name)
+
+
+def load_plain(payload: bytes | bytearray | memoryview) -> Any:
+    """Load what a worker has pickled without running code of users.
+
+    Raises:
+        Exception: It contains objects of users, or is no pickle.
+    """
+    return _PlainUnpickler(io.BytesIO(payload)).load()
 
 
 def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memoryview) -> Message:
@@ -144,7 +153,7 @@ def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memo
         ChannelCorruptError: They are something else, since env code has written into the channel.
     """
     try:
-        return kind(*_MessageUnpickler(io.BytesIO(payload)).load())
+        return kind(*load_plain(payload))
     except Exception as error:
         raise ChannelCorruptError(f"a message cannot be read: {safe_repr(error)}") from None
 
@@ -314,7 +323,7 @@ def unpack_failure(failure: Failure) -> BaseException | None:
 def safe_repr(value: object) -> str:
     """Return the repr of a value of a user's class, or a substitute if that raises."""
     try:
-        return repr(value)
+        return str.__str__(repr(value))  # without a subclass, which the other process may not load
     except _BROKEN:
         return f"<{type(value).__name__} whose repr raises>"
 
