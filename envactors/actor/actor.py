@@ -458,7 +458,7 @@ class Actor(ActorBase):
         if frame.kind == Kind.ENV_MADE:
             process.envs_made = load_message(int, frame.payload)
         elif frame.kind == Kind.FAILED:
-            process.failure = load_message(Failure, frame.payload)
+            process.failure, process.failed_at = load_message(Failure, frame.payload), time.monotonic()
             self._close_once_read(None, functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)

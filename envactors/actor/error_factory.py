@@ -148,6 +148,8 @@ class ErrorFactory:
         # The env that comes next; the last one if all are made.
         activity = Activity("", self._config.indices[: process.envs_made + 1][-1], started_at=process.launched_at)
         who, where = self._locate(activity, process.incarnation, report.pid)
+        if process.failed_at:
+            where["elapsed"] = process.failed_at - process.launched_at
         is_late = process.failure is None and report.reason is EndReason.TIMEOUT
         text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
         cause, ending = report.status.refusal, _end_fields(report)

@@ -298,10 +298,10 @@ class InlineActor(ActorBase):
             try:
                 server.host.start(self.config.start, process.incarnation, on_made)
             except Exception as error:
-                server.execute(Kind.CLOSE, dumps(()))
                 process.failure = pack_failure(error, Fault.RAISED)
                 process.cause = unpack_failure(process.failure)
                 self._start_error = self._last_failure = self.errors.start_failed(process, ExitReport(self.pid))
+                server.execute(Kind.CLOSE, dumps(()))
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server

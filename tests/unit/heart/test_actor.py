@@ -136,6 +136,20 @@ def test_a_factory_that_raises_at_the_first_start_is_not_retried(actors):
     assert actor.state is ActorState.DEAD
 
 
+def test_the_error_of_a_factory_does_not_count_the_time_in_which_other_envs_close(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker()
+    worker.reply(worker.take(), tuple(pack_failure(KeyError("no such env"), Fault.RAISED)), Kind.FAILED)
+    assert worker.take().kind == Kind.CLOSE
+    longest = time.monotonic() - actor.process.launched_at
+    time.sleep(0.01)
+    worker.crash()
+    with pytest.raises(ea.ActorStartError) as caught:
+        future.result(SOON)
+    assert caught.value.elapsed <= longest
+
+
 def test_a_call_that_is_slow_from_the_start_is_reported_and_continues(actors, caplog):
     actor, backend = actors(deadlines=ea.Deadlines(slow=0.0))
     future = call(actor)
