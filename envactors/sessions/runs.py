@@ -40,17 +40,12 @@ class _Tasks:
         self._left = iter(tasks)
         self._error: Exception | None = None
 
-    def take(self, count: int) -> list[Any]:
-        """Return the next tasks, at most this many; fewer if there are no more."""
-        taken: list[Any] = []
+    def take(self, count: int) -> Iterator[Any]:
+        """Yield the next tasks, at most this many; fewer if there are no more."""
         try:
-            while len(taken) < count and self._error is None:
-                taken.append(next(self._left))
-        except StopIteration:
-            pass
+            yield from itertools.islice(self._left, count)
         except Exception as error:
-            self._error = error
-        return taken
+            self._error, self._left = error, iter(())
 
     def check(self) -> None:
         """Raise what the iterator has raised."""
@@ -84,7 +79,7 @@ class Run:
             running = {threads.submit(self._play_in_thread, task) for task in left.take(self._pool.size)}
             while running:
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-                running |= {threads.submit(self._play_in_thread, task) for task in left.take(len(done))}
+                running.update(threads.submit(self._play_in_thread, task) for task in left.take(len(done)))
                 for future in done:
                     yield future.result()
         left.check()
@@ -95,10 +90,10 @@ class Run:
         running: set[asyncio.Future[Outcome]] = set()
         with self._threads() as threads:
             try:
-                running = {self._begin(task, threads) for task in left.take(self._pool.size)}
+                running.update(self._begin(task, threads) for task in left.take(self._pool.size))
                 while running:
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    running |= {self._begin(task, threads) for task in left.take(len(done))}
+                    running.update(self._begin(task, threads) for task in left.take(len(done)))
                     for future in done:
                         yield future.result()
             finally:
