@@ -14,7 +14,7 @@ from envactors import errors
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import RestartTracker, lacks_backoff
+from envactors.actor.exits import RestartTracker, most_failures
 from envactors.actor.future import LazyOutcome
 from envactors.actor.states import EndReason, is_crash
 from envactors.backends.base import LaunchRefusedError
@@ -235,7 +235,7 @@ class ErrorFactory:
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
         )
-        if lacks_backoff(policy, failed_starts):
+        if failed_starts >= most_failures(policy):
             text = (
                 f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy(backoff=0) does not "
                 f"delay the next time. If it may start later, set backoff. The last time: {last}"

@@ -134,7 +134,7 @@ class Infos:
         return decode(content)
 
     def failure(self, overflow: bytes | memoryview | None) -> Failure:
-        """Return the failure of an env, given the part of its result that was sent as overflow. Runs no code of users."""
+        """Return the failure of an env, given what was sent as overflow of its result. Runs no code of users."""
         assert overflow is not None, "a failure always overflows"
         failure, error = try_to_read(lambda: Failure(*load_plain(overflow)))
         # Env code may have overwritten it.

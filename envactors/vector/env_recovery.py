@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
+from envactors.actor.exits import most_failures
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
@@ -124,7 +125,9 @@ class EnvRecovery:
         If so, the caller queues it, unless it is still in the queue.
         """
         table, reader, index = self._table, self._reader, loss.activity.index
-        decision, outcome = self.apply_fate(index, loss, table.posted_request(index))
+        answer = table.request(index).partial_answer
+        failed_attempts = 0 if answer is None else answer.failed_attempts
+        decision, outcome = self.apply_fate(index, loss, table.posted_request(index), failed_attempts)
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
@@ -150,7 +153,8 @@ class EnvRecovery:
         answer = request.partial_answer or ResetAnswer(last, truncates=is_step)
         seed = request.seed if keeps_seed else None
         options = None if is_step else request.payload
-        reset = EnvRequest(request.method, request.future, seed, options, answer._replace(error=error))
+        answer = answer._replace(error=error, failed_attempts=answer.failed_attempts + 1)
+        reset = EnvRequest(request.method, request.future, seed, options, answer)
         table.set_requests({index: reset})
 
     def next_incarnation(self, loss: RequestLoss) -> int:
@@ -159,7 +163,9 @@ class EnvRecovery:
 
     # Rows and rollouts -----------------------------------------------------------------------------------
 
-    def apply_fate(self, index: int, loss: RequestLoss, posted: PostedRequest) -> tuple[Decision, Outcome]:
+    def apply_fate(
+        self, index: int, loss: RequestLoss, posted: PostedRequest, failed_attempts: int
+    ) -> tuple[Decision, Outcome]:
         """End an attempt at a step or reset: apply its fate to the episode, the journal, the counts, and the process.
 
         1. Complete the error. It may report the inputs, which are in the journal until 3.
@@ -171,6 +177,7 @@ class EnvRecovery:
             index: The env.
             loss: Why there is no result.
             posted: The request as it was posted.
+            failed_attempts: How many resets in answer to it have failed.
 
         Returns:
             The decision, and the error to report.
@@ -180,7 +187,8 @@ class EnvRecovery:
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=request.method == "reset",
-            is_retry=request.partial_answer is not None,
+            failed_attempts=failed_attempts,
+            most_attempts=most_failures(actor.config.restart),
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
             would_report_loss=table.would_report_loss(index),
             can_replay=table.journals.is_replayed and journal.can_replay,

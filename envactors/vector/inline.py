@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from envactors.actor.activity import Activity
-from envactors.actor.exits import MOST_FAILED_STARTS
+from envactors.actor.exits import most_failures
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
@@ -402,20 +402,20 @@ class InlineEngine(Engine):
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
         for index in [*running.losses]:
-            attempts = 0
+            failed_attempts = 0
             while index in running.losses:  # again after a reset that was to answer the failure, and has failed itself
-                attempts += 1
-                self._recover(running, running.losses.pop(index), attempts)
+                self._recover(running, running.losses.pop(index), failed_attempts)
+                failed_attempts += 1
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
             step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None
             future.set_outcome(ReadyOutcome(step, error))
         self._running_requests.remove(running)
 
-    def _recover(self, running: _RequestBatch, loss: RequestLoss, attempts: int) -> None:
+    def _recover(self, running: _RequestBatch, loss: RequestLoss, failed_attempts: int) -> None:
         """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
 
-        1. Complete the loss: may the env be reset once more?
+        1. Complete the loss, and collect the facts: may the env be reset once more?
         2. Decide. `Episodes` applies the decision to the episode and the seeds.
         3. Replace the envs of the actor, unless another failure has done so. The actor is in its next incarnation then,
            in which all that follows takes place.
@@ -426,11 +426,16 @@ class InlineEngine(Engine):
         actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
         error = loss.error.read()[1]
         assert error is not None, "the request has failed"
-        limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", would_report_loss=True)
-        # In-process, the restart policy limits only how often a reset is repeated.
-        loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
+        policy = actor.config.restart
+        facts = RequestFacts(
+            user_called_reset,
+            failed_attempts,
+            # In-process, the restart policy limits only this.
+            most_attempts=max(1, min(policy.max_restarts, most_failures(policy, waits=False))),
+            ran_reset=loss.activity.method == "reset",
+            would_report_loss=True,  # nothing is replayed, and only a step of a lost episode has not begun
+        )
+        loss = loss._replace(may_continue=actor.is_usable)
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
             make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)
