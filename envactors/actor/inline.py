@@ -261,9 +261,12 @@ class InlineActor(ActorBase):
             elif not self.closed.is_set:
                 self._close()
 
+    def check_closable(self) -> None:
+        super().check_closable()
+        self.check_not_within()
+
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         del timeout, began
-        self.check_not_within()
         with self.lock:
             if not self.closed.is_set:
                 if self._server is not None:
