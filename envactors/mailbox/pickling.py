@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import gc
 import io
 import operator
 import pickle
@@ -77,6 +78,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, _CACHED_FUNCTION) and not has_importable_name(obj):
+            if not any(each is obj.__wrapped__ for each in gc.get_referents(obj)):
+                text = f"{obj!r} does not call its __wrapped__: apply functools.wraps first, then functools.lru_cache"
+                raise pickle.PicklingError(text)
             parameters = obj.cache_parameters()
             state = {name: value for name, value in vars(obj).items() if name not in _OF_WRAPPERS}
             return _cache_function, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), state
