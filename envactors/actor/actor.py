@@ -23,7 +23,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import AfterExit, Plan, RestartTracker
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, Job, ProcessExit, Renewal, Uncompleted
+from envactors.actor.job import NODE_DRAINS, Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
@@ -441,12 +441,17 @@ class Actor(ActorBase):
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
 
+        A process on a node that is being drained is not given away, but moves.
+
         The taker has the same lock, and calls this within its own change.
         """
         worker = self.process.worker
         if not self.is_idle or worker is None or worker.at_end:
             return None
         self.lock.include(self)
+        if worker.is_node_draining:
+            self.jobs.enqueue(Renewal(reason=NODE_DRAINS))
+            return None
         self.deadline_watch.stop()
         self.process.worker = None
         self._back_off(delay)

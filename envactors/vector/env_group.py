@@ -25,7 +25,7 @@ from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.calls import Call
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
+from envactors.actor.job import NODE_DRAINS, ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import packing
@@ -36,7 +36,7 @@ from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.env_replays import EnvReplays
 from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
-from envactors.vector.recycling import NODE_DRAINS, Recycler
+from envactors.vector.recycling import Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer
 from envactors.vector.row_jobs import QueuedRows, RowsJob
 from envactors.vector.row_reader import RowReader

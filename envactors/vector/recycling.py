@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from envactors.actor.actor import Actor
+from envactors.actor.job import NODE_DRAINS
 from envactors.options import RecyclePolicy
-
-# Why a process must move to another node, for the log.
-NODE_DRAINS: Final = "its node is being drained"
 
 
 class Recycler:
@@ -61,4 +57,4 @@ class Recycler:
     def is_node_draining(self) -> bool:
         """Whether the process must move, since its node is being drained."""
         worker = self._actor.process.worker
-        return worker is not None and worker.node is not None and worker.node.draining
+        return worker is not None and worker.is_node_draining

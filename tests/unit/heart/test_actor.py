@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from fakes import SOON, call
@@ -657,6 +658,26 @@ def test_an_internal_error_while_a_process_is_taken_closes_both_actors(actors, m
         one.wait_closed(SOON)
         assert one.state is ActorState.CLOSED
     assert spare.is_gone
+
+
+def test_a_standby_on_a_node_that_is_drained_moves_and_is_not_taken(actors):
+    lock = ChangeLock()
+    standby, spares = actors(lock=lock, is_standby=True)
+    spare = spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    spare.node = SimpleNamespace(name="far", draining=True)
+    actor, backend = actors(lock=lock, standbys=[standby.give_process])
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    worker.crash()
+    backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    assert spare.take().kind == Kind.CLOSE
+    spare.crash()
+    spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    assert standby.stats().restarts == 0
+    assert not actor.process.was_standby
 
 
 def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_next_process(actors):
