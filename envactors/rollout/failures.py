@@ -68,13 +68,12 @@ class RolloutFailures:
         begins after it, since it was truncated.
         """
         envs = self._envs
-        failed_attempts = envs.reset_after_failure[index]
-        decision, error = self._group.recovery.apply_fate(index, loss, envs.posted(index), failed_attempts)
+        decision, error = self._group.recovery.apply_fate(index, loss, envs.posted(index))
         if decision.fate is EnvFate.REDO:
             return
         self.errors_by_step[envs.accepted_steps[index], index] = error
         if decision.fate is EnvFate.RESET:
-            envs.reset_after_failure[index] += 1
+            envs.reset_after_failure.add(index)
         elif decision.fate is EnvFate.TRUNCATE:
             envs.truncate(index, self._group.recovery.next_incarnation(loss))
         else:

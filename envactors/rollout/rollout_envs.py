@@ -15,8 +15,6 @@ this:
 
 from __future__ import annotations
 
-from collections import Counter
-
 from envactors.actor.activity import Activity
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import RESET, slice_of
@@ -46,7 +44,7 @@ class RolloutEnvs:
         plans: The plan of each env in the last order, by env; empty before the first order. Its seed is that of the
             next reset.
         reset_after_failure: The envs whose next step has failed, and within which the next process resets them, as
-            ``autoreset="same_step"`` demands; and how often the step and such resets have failed.
+            ``autoreset="same_step"`` demands.
         last_results: The last results of the envs.
     """
 
@@ -58,7 +56,7 @@ class RolloutEnvs:
         self.last_results: RolloutLastResults = RolloutLastResults(table, indices, buffer)
         self._table = table
         self._buffer = buffer
-        self.reset_after_failure: Counter[int] = Counter()
+        self.reset_after_failure: set[int] = set()
 
     @property
     def trajectory(self) -> Trajectory:
@@ -82,7 +80,8 @@ class RolloutEnvs:
         self.plans[index].advance_seeds(begun)
         self.accepted_steps[index] = step + count
         self.last_results.incarnations[index] = self._table.rows.posted_incarnations[index]
-        if self.reset_after_failure.pop(index, 0):
+        if index in self.reset_after_failure:
+            self.reset_after_failure.discard(index)
             trajectory.truncated[step, index] = True
             trajectory.kinds[step, index] = KIND_TRUNCATED
 
@@ -151,7 +150,7 @@ class RolloutEnvs:
         The env continues in the process with that incarnation.
         """
         step = self.accepted_steps[index]
-        del self.reset_after_failure[index]
+        self.reset_after_failure.discard(index)
         self.last_results.truncate(step, index, incarnation)
         self.trajectory.steps_written[index] = step + 1
         self.accepted_steps[index] = step + 1

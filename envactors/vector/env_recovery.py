@@ -125,9 +125,7 @@ class EnvRecovery:
         If so, the caller queues it, unless it is still in the queue.
         """
         table, reader, index = self._table, self._reader, loss.activity.index
-        answer = table.request(index).partial_answer
-        failed_attempts = 0 if answer is None else answer.failed_attempts
-        decision, outcome = self.apply_fate(index, loss, table.posted_request(index), failed_attempts)
+        decision, outcome = self.apply_fate(index, loss, table.posted_request(index))
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
@@ -153,8 +151,7 @@ class EnvRecovery:
         answer = request.partial_answer or ResetAnswer(last, truncates=is_step)
         seed = request.seed if keeps_seed else None
         options = None if is_step else request.payload
-        answer = answer._replace(error=error, failed_attempts=answer.failed_attempts + 1)
-        reset = EnvRequest(request.method, request.future, seed, options, answer)
+        reset = EnvRequest(request.method, request.future, seed, options, answer._replace(error=error))
         table.set_requests({index: reset})
 
     def next_incarnation(self, loss: RequestLoss) -> int:
@@ -163,9 +160,7 @@ class EnvRecovery:
 
     # Rows and rollouts -----------------------------------------------------------------------------------
 
-    def apply_fate(
-        self, index: int, loss: RequestLoss, posted: PostedRequest, failed_attempts: int
-    ) -> tuple[Decision, Outcome]:
+    def apply_fate(self, index: int, loss: RequestLoss, posted: PostedRequest) -> tuple[Decision, Outcome]:
         """End an attempt at a step or reset: apply its fate to the episode, the journal, the counts, and the process.
 
         1. Complete the error. It may report the inputs, which are in the journal until 3.
@@ -177,7 +172,6 @@ class EnvRecovery:
             index: The env.
             loss: Why there is no result.
             posted: The request as it was posted.
-            failed_attempts: How many resets in answer to it have failed.
 
         Returns:
             The decision, and the error to report.
@@ -187,8 +181,7 @@ class EnvRecovery:
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=request.method == "reset",
-            failed_attempts=failed_attempts,
-            most_attempts=most_failures(actor.config.restart),
+            most_failures=most_failures(actor.config.restart),
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
             would_report_loss=table.would_report_loss(index),
             can_replay=table.journals.is_replayed and journal.can_replay,

@@ -114,21 +114,21 @@ class RequestFacts(NamedTuple):
 
     Attributes:
         user_called_reset: Whether the user called ``reset``, rather than ``step``.
-        failed_attempts: How many resets in answer to it have failed.
-        most_attempts: How many of them may fail.
+        most_failures: How many resets in answer to it may fail.
         ran_reset: Whether the env had begun a reset, for the user or by autoreset. Then the seed may be the cause.
         would_report_loss: Whether the request would report that the episode is lost; see the top of this module.
         can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
+        failed_resets: How many resets in answer to it have failed; `Episodes` adds this.
     """
 
     user_called_reset: bool
-    failed_attempts: int
-    most_attempts: float
+    most_failures: float
     ran_reset: bool
     would_report_loss: bool
     can_replay: bool = False
     can_retry: bool = False
+    failed_resets: int = 0
 
 
 class Decision(NamedTuple):
@@ -162,13 +162,13 @@ def decide(
         has_result: Whether the env has returned anything yet.
     """
     needs_reset = facts.user_called_reset or autoreset.resets_within_step or not has_result
-    may_reset = facts.failed_attempts < facts.most_attempts
+    may_reset = facts.failed_resets < facts.most_failures
     if_answered = EnvFate.TRUNCATE if not needs_reset else EnvFate.RESET if may_reset else EnvFate.FAIL
     fate = _choose_fate(loss, facts, on_failure, if_answered)
     # A crash in `reset(seed=7)`: the next process tries seed 7 once more, since something else may have ended the first
     # one. If that fails, too, the third derives another seed. Under "replay", a REDO was the second try already. A
     # failure for which the inputs are not to blame does not use up the try with the user's seed.
-    is_first_retry = not facts.failed_attempts and (on_failure != "replay" or not loss.may_blame_inputs)
+    is_first_retry = not facts.failed_resets and (on_failure != "replay" or not loss.may_blame_inputs)
     keeps_seed = fate is EnvFate.RESET and facts.user_called_reset and is_first_retry
     # A crash in the autoreset of seeded episodes: "replay" runs it again with its seed, which needs no replay. If none
     # is possible, since the journal was full, the old episode ends here, so that the REDO is a reset by autoreset.

@@ -402,20 +402,18 @@ class InlineEngine(Engine):
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
         for index in [*running.losses]:
-            failed_attempts = 0
             while index in running.losses:  # again after a reset that was to answer the failure, and has failed itself
-                self._recover(running, running.losses.pop(index), failed_attempts)
-                failed_attempts += 1
+                self._recover(running, running.losses.pop(index))
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
             step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None
             future.set_outcome(ReadyOutcome(step, error))
         self._running_requests.remove(running)
 
-    def _recover(self, running: _RequestBatch, loss: RequestLoss, failed_attempts: int) -> None:
+    def _recover(self, running: _RequestBatch, loss: RequestLoss) -> None:
         """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
 
-        1. Complete the loss, and collect the facts: may the env be reset once more?
+        1. Complete the loss, and collect the facts.
         2. Decide. `Episodes` applies the decision to the episode and the seeds.
         3. Replace the envs of the actor, unless another failure has done so. The actor is in its next incarnation then,
            in which all that follows takes place.
@@ -427,14 +425,10 @@ class InlineEngine(Engine):
         error = loss.error.read()[1]
         assert error is not None, "the request has failed"
         policy = actor.config.restart
-        facts = RequestFacts(
-            user_called_reset,
-            failed_attempts,
-            # In-process, the restart policy limits only this.
-            most_attempts=max(1, min(policy.max_restarts, most_failures(policy, waits=False))),
-            ran_reset=loss.activity.method == "reset",
-            would_report_loss=True,  # nothing is replayed, and only a step of a lost episode has not begun
-        )
+        # In-process, the restart policy limits only how often a reset is repeated.
+        most = max(1, min(policy.max_restarts, most_failures(policy, waits=False)))
+        # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
+        facts = RequestFacts(user_called_reset, most, loss.activity.method == "reset", would_report_loss=True)
         loss = loss._replace(may_continue=actor.is_usable)
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so

@@ -49,13 +49,11 @@ class ResetAnswer(NamedTuple):
         step: The result that goes into ``final_obs`` and ``final_info``; None if none does.
         truncates: Whether it is a step that has failed.
         error: The error of the last attempt; None if none has failed.
-        failed_attempts: How many have failed.
     """
 
     step: RowResult | None
     truncates: bool
     error: Outcome | None = None
-    failed_attempts: int = 0
 
     def complete(self, reset: RowResult) -> RowResult:
         """Return the answer, given the result of the reset. Runs no code of users."""

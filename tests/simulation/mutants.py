@@ -265,7 +265,7 @@ MUTANTS = [
         "False",
         SEEDS,
     ),
-    Mutant(ENV_RECOVERY + "_request_reset", "error=error, ", "", LOSSES),
+    Mutant(ENV_RECOVERY + "_request_reset", "answer._replace(error=error)", "answer", LOSSES),
     Mutant(RESET_ANSWER + "complete", "truncated=self.truncates", "truncated=False", LOSSES),
     Mutant(RESET_ANSWER + "complete", "step._replace(leaves=reset.leaves, ", "step._replace(", MIXES),
     Mutant(EPISODES + "on_process_lost", "EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0", "0", LOSSES),
