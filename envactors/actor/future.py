@@ -232,7 +232,6 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """Wait in the running event loop. If the awaiting task is canceled, cancel the call if it is queued."""
         import asyncio
 
-        self._check_will_end()
         loop = asyncio.get_running_loop()
         # Not `asyncio.wrap_future`, which never ends in Python 3.10 and 3.11 if the call raised StopIteration.
         ended: asyncio.Future[None] = loop.create_future()

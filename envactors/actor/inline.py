@@ -76,9 +76,6 @@ class InlineActor(ActorBase):
         indices: The indices of its envs.
     """
 
-    process: ActorProcess
-    last_exit_error: ActorError | None
-
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.vector: InlineVector | None = None

@@ -218,11 +218,6 @@ class Worker(ABC):
     def kill(self) -> None:
         """End the worker now or, if the backend cannot kill, after the current request. Needs no lock."""
 
-    @property
-    def is_node_draining(self) -> bool:
-        """Whether it must move, since its node is being drained."""
-        return self.node is not None and self.node.draining
-
     def kill_corrupted(self, corruption: str) -> None:
         """End the worker, since env code has corrupted memory that it shares with this process."""
         self.corruption = self.corruption or corruption

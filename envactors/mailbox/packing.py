@@ -6,9 +6,7 @@ What the keys mean is up to who packs: the positions or indices of envs, for exa
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-
-from envactors.mailbox.channel import ChannelCorruptError
+from collections.abc import Iterable, Iterator
 
 # The first byte of packed buffers; no pickle begins with it.
 MARK = 0
@@ -34,22 +32,17 @@ def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearr
     return bytearray().join(pieces)
 
 
-def unpack(packed: bytes | bytearray | memoryview) -> list[tuple[int, memoryview]]:
-    """Return the (key, part) pairs of a packed buffer, without copying the parts.
+def unpack(packed: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield the (key, part) pairs of a packed buffer, without copying the parts.
 
     Raises:
-        ChannelCorruptError: It is none, since env code has written into the channel.
+        struct.error: It is none.
     """
-    view, parts = memoryview(packed), []
-    try:
-        mark, count = _HEAD.unpack_from(view)
-        start = end = _HEAD.size + count * _ENTRY.size
-        for key, length in _ENTRY.iter_unpack(view[_HEAD.size : start]):
-            end = start + length
-            parts.append((key, view[start:end]))
-            start = end + -length % _ALIGNMENT
-    except struct.error:
-        mark = None
-    if mark != MARK or end > len(view):
-        raise ChannelCorruptError(f"packed parts cannot begin with {bytes(view[: _HEAD.size])!r}")
-    return parts
+    view = memoryview(packed)
+    _, count = _HEAD.unpack_from(view)
+    start = _HEAD.size + count * _ENTRY.size
+    for key, length in _ENTRY.iter_unpack(view[_HEAD.size : start]):
+        if start + length > len(view):
+            raise struct.error(f"a part has {length} bytes, and there are {len(view) - start}")
+        yield key, view[start : start + length]
+        start += length + -length % _ALIGNMENT

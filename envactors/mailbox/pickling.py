@@ -53,7 +53,7 @@ _PIECE = 1 << 20
 _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
 # The type of the wrappers of `functools.lru_cache`, and what that sets on each.
-_CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
+CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
 _OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 
 # What code of users may raise in place of a text or a reduction.
@@ -77,7 +77,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, _CACHED_FUNCTION) and not has_importable_name(obj):
+        if isinstance(obj, CACHED_FUNCTION) and not has_importable_name(obj):
             if not any(each is obj.__wrapped__ for each in gc.get_referents(obj)):
                 text = f"{obj!r} does not call its __wrapped__: apply functools.wraps first, then functools.lru_cache"
                 raise pickle.PicklingError(text)

@@ -314,12 +314,9 @@ class HostedWorker:
                 self._on_started()
             if frame.kind in (Kind.RESULT, Kind.FAILED) and frame.call_id == self._last_call:
                 self._send_mirrored()  # before the reply
-            try:
-                for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):
-                    self._overflows += len(packing.unpack(payload)) if kind == Kind.OVERFLOW else 0
-                    self._link.send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
-            except ChannelCorruptError:
-                self._worker.kill()
+            for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):
+                self._overflows += sum(1 for _ in packing.unpack(payload)) if kind == Kind.OVERFLOW else 0
+                self._link.send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
         return True
 
     def _mark_failed(self, index: int) -> None:

@@ -48,8 +48,7 @@ class InlineRolloutEngine(RolloutEngine):
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         for actor in self._actors:
-            if not actor.is_usable:
-                raise actor.unusable_error(Activity("set_policy", actor.indices.start))
+            actor.make_missing(Activity("set_policy", actor.indices.start))
         self._policies = [ActorPolicy(make_policy, seed, actor.indices) for actor in self._actors]
         self._version = 0
         engine = self._engine

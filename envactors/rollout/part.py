@@ -239,9 +239,8 @@ class RolloutPart(Job):
         for key, content in packing.unpack(frame.payload):
             if key == STEPS and self._is_remote:
                 self.envs.trajectory.unpack(self.envs.indices, content)
-            elif key == RAISED:
-                if self._late is None:
-                    self._raised.append(load_message(self._raised_env, content))
+            elif key == RAISED and self._late is None:
+                self._raised.append(load_message(self._raised_env, content))
             else:
                 self.envs.last_results.large_contents[key] = bytes(content)
 

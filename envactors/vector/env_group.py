@@ -110,7 +110,7 @@ class EnvGroup(Tenant):
         table, episodes = self.table, self.table.episodes
         reset_ids = [index for index in ids if table.request(index).runs_reset]
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
-        is_leaving = self.recycler.is_node_draining and reset_ids == [*self.indices]
+        is_leaving = self.actor.is_node_draining and reset_ids == [*self.indices]
         return episodes.renewal_reason(ids, reset_ids) or (NODE_DRAINS if is_leaving else "")
 
     # Results ---------------------------------------------------------------------------------------------

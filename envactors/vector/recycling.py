@@ -51,10 +51,4 @@ class Recycler:
             memory, measured = self._memory
             memory = memory if measured == process.incarnation else 0
             reason = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
-        return reason or (NODE_DRAINS if self.is_node_draining and len(self.envs) == 1 else "")
-
-    @property
-    def is_node_draining(self) -> bool:
-        """Whether the process must move, since its node is being drained."""
-        worker = self._actor.process.worker
-        return worker is not None and worker.is_node_draining
+        return reason or (NODE_DRAINS if self._actor.is_node_draining and len(self.envs) == 1 else "")

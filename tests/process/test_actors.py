@@ -596,7 +596,7 @@ def test_handles_and_futures_stay_in_their_process(actor):
     "wait",
     [
         lambda future: future.result(SOON),
-        lambda future: future.__await__().send(None),
+        lambda future: asyncio.run(asyncio.wait_for(future, 0.1)),
         lambda future: concurrent.futures.wait([future], 0.1),
         lambda future: list(concurrent.futures.as_completed([future], 0.1)),
         lambda future: future.add_done_callback(print),
