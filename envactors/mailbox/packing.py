@@ -36,7 +36,7 @@ def unpack(packed: bytes | bytearray | memoryview) -> Iterator[tuple[int, memory
     """Yield the (key, part) pairs of a packed buffer, without copying the parts.
 
     Raises:
-        struct.error: It is none.
+        struct.error: The buffer is not packed, or too short.
     """
     view = memoryview(packed)
     _, count = _HEAD.unpack_from(view)

@@ -145,7 +145,7 @@ def load_plain(payload: bytes | bytearray | memoryview) -> Any:
     """Load what a worker has pickled without running code of users.
 
     Raises:
-        Exception: It contains objects of users, or is no pickle.
+        Exception: It contains objects of users, or cannot be unpickled.
     """
     return _PlainUnpickler(io.BytesIO(payload)).load()
 

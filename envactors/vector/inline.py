@@ -438,13 +438,13 @@ class InlineEngine(Engine):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
             self._last.truncate(index, actor.process.incarnation, is_first=False)
-            self._pending_infos[index] = failure_info({}, error)
+            self._pending_infos[index] = failure_info({}, loss.error)
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
             last = None if user_called_reset else self.read_last(index)
             if self._run_reset(running, index, keeps_seed=not decision.changes_seed):
                 before = last and (last.obs, last.info)
-                self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
+                self._pending_infos[index] = failure_info(self._pending_infos[index], loss.error, before)
                 if not user_called_reset:
                     self._last.truncate(index, actor.process.incarnation, is_first=True)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.future import Outcome
 from envactors.errors import ActorError, VectorStepError
 from envactors.mailbox.pickling import safe_str
 
@@ -73,7 +74,7 @@ def as_dict(info: Any) -> dict[str, Any]:
 class FailureInfo(dict[str, Any]):
     """An info to which the vector has added a failure. Envs may use the key ``failure`` for something else.
 
-    Copies are plain dicts, since an env that steps a vector of its own may return them as its infos.
+    Copies are plain dicts, since an env may step another vector, and return its infos.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -85,7 +86,7 @@ def failure_in(info: Any) -> BaseException | None:
     return info["failure"] if isinstance(info, FailureInfo) else None
 
 
-def failure_info(info: Any, failure: BaseException, before: tuple[Any, Any] | None = None) -> FailureInfo:
+def failure_info(info: Any, failure: Outcome, before: tuple[Any, Any] | None = None) -> FailureInfo:
     """Return the info of a request that has failed and was answered with a reset.
 
     Args:
@@ -94,7 +95,7 @@ def failure_info(info: Any, failure: BaseException, before: tuple[Any, Any] | No
         before: The observation and the info before a step, whose episode the reset has ended; None without one.
     """
     additions = {} if before is None else {"final_obs": before[0], "final_info": as_dict(before[1])}
-    return FailureInfo({**as_dict(info), "failure": failure, **additions})
+    return FailureInfo({**as_dict(info), "failure": failure.read()[1], **additions})
 
 
 def step_error(
