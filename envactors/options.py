@@ -69,7 +69,8 @@ class RestartPolicy:
 
     Attributes:
         max_restarts: How many restarts are allowed within ``window``: 0 means that the actor ends with its process,
-            and ``math.inf`` allows any number. Without a backoff, the actor also ends when ten starts in a row fail.
+            and ``math.inf`` allows any number. Without a backoff, as in-process, at most ten starts in a row, or resets
+            for one request, may fail.
         window: The length of the window, in seconds.
         backoff: The delay before the first restart in a window, in seconds; each further restart doubles it.
         backoff_max: The longest delay, in seconds.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from envactors import backends, runtime
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture, results_of
-from envactors.actor.handle import ActorHandle, ActorView, close_all
+from envactors.actor.handle import ActorHandle, ActorView, check_closable, close_all
 from envactors.errors import ActorClosedError, NothingPendingError, VectorEnvError, VectorInputError, VectorTimeoutError
 from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable
 from envactors.mailbox.messages import Kind, Restore, Save
@@ -509,8 +509,9 @@ class VectorEnv(BoundToProcess):
             timeout: Time in seconds after which the remaining processes are killed; None for the close deadline.
         """
         timeout = as_timeout(timeout, "close(timeout=...)")
-        self._is_closed = True
         actors = [*self.actors, *self._standbys]
+        check_closable(actors)
+        self._is_closed = True
         close_all(actors, timeout)
         if all(actor._actor.closed.is_set for actor in actors):
             engine: Engine | None = vars(self).get("_engine")  # None if the constructor has failed

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import AfterExit, Plan, RestartTracker
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, Job, ProcessExit, Renewal, Uncompleted
+from envactors.actor.job import NODE_DRAINS, Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
@@ -106,9 +107,6 @@ class Actor(ActorBase):
         started_in: How long the last start took, in seconds; None before the first.
     """
 
-    process: ActorProcess
-    last_exit_error: ActorError | None
-
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.phase: Phase = Phase.ASLEEP if config.is_on_demand else Phase.NEW
@@ -169,6 +167,12 @@ class Actor(ActorBase):
     @property
     def is_starting(self) -> bool:
         return self.phase in (Phase.NEW, Phase.STARTING, Phase.BACKOFF) and not self.is_closing
+
+    @property
+    def is_node_draining(self) -> bool:
+        """Whether the process must move, since its node is being drained."""
+        worker = self.process.worker
+        return worker is not None and worker.node is not None and worker.node.draining
 
     @property
     def is_run_by_this_thread(self) -> bool:
@@ -403,7 +407,7 @@ class Actor(ActorBase):
                 self._on_start_reply(frame)
             else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
                 self.jobs.stale += call_id != self.process.close_id
-        except ChannelCorruptError as error:
+        except (ChannelCorruptError, struct.error) as error:
             self.jobs.running = job  # it fails with the worker
             if worker is not None:
                 worker.kill_corrupted(f"in its channel {error}")
@@ -441,12 +445,17 @@ class Actor(ActorBase):
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
 
+        A process on a node that is being drained is not given away, but moves.
+
         The taker has the same lock, and calls this within its own change.
         """
         worker = self.process.worker
         if not self.is_idle or worker is None or worker.at_end:
             return None
         self.lock.include(self)
+        if self.is_node_draining:
+            self.jobs.enqueue(Renewal(reason=NODE_DRAINS))
+            return None
         self.deadline_watch.stop()
         self.process.worker = None
         self._back_off(delay)
@@ -458,7 +467,7 @@ class Actor(ActorBase):
         if frame.kind == Kind.ENV_MADE:
             process.envs_made = load_message(int, frame.payload)
         elif frame.kind == Kind.FAILED:
-            process.failure = load_message(Failure, frame.payload)
+            process.failure, process.failed_at = load_message(Failure, frame.payload), time.monotonic()
             self._close_once_read(None, functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)

@@ -56,6 +56,7 @@ class ActorProcess:
         launched_at: When the launch began (`time.monotonic`).
         envs_made: How many envs it is known to have made, as long as it starts. The last one is not reported by itself.
         failure: The failure of a factory; None if none has failed.
+        failed_at: When it came (`time.monotonic`). The other envs are closed after that.
         was_standby: Whether the process was a standby, whose envs were made before.
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
@@ -73,6 +74,7 @@ class ActorProcess:
     launched_at: float = 0.0
     envs_made: int = 0
     failure: Failure | None = None
+    failed_at: float = 0.0
     was_standby: bool = False
     report: ExitReport | None = None
     has_started: bool = False

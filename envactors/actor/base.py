@@ -190,6 +190,10 @@ class ActorBase(ABC):
             ActorError: A call is running, and the backend cannot kill.
         """
 
+    def check_closable(self) -> None:
+        """Raise in a fork of the process, and in env code of an in-process actor."""
+        self.check_process()
+
     @abstractmethod
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Let queued calls run and the envs close, then end the process.
@@ -198,9 +202,6 @@ class ActorBase(ABC):
             timeout: Seconds until the process is killed; None for the close deadline.
             began: Start of the timeout (`time.monotonic`); None for now. Actors that are closed together share it,
                 since their jobs may wait for one another.
-
-        Raises:
-            RuntimeError: Env code of an in-process actor closes that actor.
         """
 
     def wait_closed(self, timeout: float | None, began: float | None = None) -> None:

@@ -14,7 +14,7 @@ from envactors import errors
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import RestartTracker, lacks_backoff
+from envactors.actor.exits import RestartTracker, most_failures
 from envactors.actor.future import LazyOutcome
 from envactors.actor.states import EndReason, is_crash
 from envactors.backends.base import LaunchRefusedError
@@ -148,6 +148,8 @@ class ErrorFactory:
         # The env that comes next; the last one if all are made.
         activity = Activity("", self._config.indices[: process.envs_made + 1][-1], started_at=process.launched_at)
         who, where = self._locate(activity, process.incarnation, report.pid)
+        if process.failed_at:
+            where["elapsed"] = process.failed_at - process.launched_at
         is_late = process.failure is None and report.reason is EndReason.TIMEOUT
         text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
         cause, ending = report.status.refusal, _end_fields(report)
@@ -233,7 +235,7 @@ class ErrorFactory:
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
         )
-        if lacks_backoff(policy, failed_starts):
+        if failed_starts >= most_failures(policy):
             text = (
                 f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy(backoff=0) does not "
                 f"delay the next time. If it may start later, set backoff. The last time: {last}"

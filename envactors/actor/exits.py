@@ -32,8 +32,8 @@ from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.errors import ActorError, copy_error
 from envactors.options import RestartPolicy
 
-# How many failed starts in a row end an actor without a backoff, which would start processes all the time.
-MOST_FAILED_STARTS: Final = 10
+# How many failed starts or resets in a row are repeated without a backoff, which would start processes all the time.
+_MOST_WITHOUT_BACKOFF: Final = 10
 
 
 class AfterExit(enum.Enum):
@@ -57,9 +57,14 @@ class Plan(NamedTuple):
         return self.action in (AfterExit.START, AfterExit.RESTART)
 
 
-def lacks_backoff(policy: RestartPolicy, failed_starts: int) -> bool:
-    """Return whether so many starts in a row have failed that another one needs a delay, which the policy rules out."""
-    return failed_starts >= MOST_FAILED_STARTS and 0 in (policy.backoff, policy.backoff_max)
+def most_failures(policy: RestartPolicy, *, waits: bool = True) -> float:
+    """Return how many failed starts or resets in a row may be repeated, besides the limits on restarts.
+
+    Args:
+        policy: The policy.
+        waits: Whether restarts wait for the backoff of the policy.
+    """
+    return math.inf if waits and 0 not in (policy.backoff, policy.backoff_max) else _MOST_WITHOUT_BACKOFF
 
 
 def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, failed_starts: int = 0) -> float | None:
@@ -76,7 +81,7 @@ def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, f
     """
     recent = sum(now - when < policy.window for when in granted)
     is_spent = recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts
-    if is_spent or lacks_backoff(policy, failed_starts):
+    if is_spent or failed_starts >= most_failures(policy):
         return None
     return float(min(policy.backoff_max, policy.backoff * 2.0 ** min(recent, 64)))  # 2 ** 64 exceeds every limit
 

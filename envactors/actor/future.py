@@ -149,7 +149,8 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
         @property
         def _state(self) -> str:
-            """The state that `concurrent.futures` sees."""
+            """The state that `concurrent.futures` sees. In a fork that would wait forever, reading it raises."""
+            self._check_will_end()
             return self._condition.visible_state
 
     # Users -----------------------------------------------------------------------------------------------
@@ -215,7 +216,12 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         return self.owner.abort(self)
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[R]], object]) -> None:
-        """Call a function with this future once it is done, in a thread of this library; now if it is done."""
+        """Call a function with this future once it is done, in a thread of this library; now if it is done.
+
+        Raises:
+            ActorClosedError: The call had not ended when this process was forked.
+        """
+        self._check_will_end()
         self._done_callbacks.append(fn)
         if self.done():
             with contextlib.suppress(ValueError):  # the other thread has taken it
@@ -226,8 +232,6 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """Wait in the running event loop. If the awaiting task is canceled, cancel the call if it is queued."""
         import asyncio
 
-        if not self.done():
-            self.owner.check_process()
         loop = asyncio.get_running_loop()
         # Not `asyncio.wrap_future`, which never ends in Python 3.10 and 3.11 if the call raised StopIteration.
         ended: asyncio.Future[None] = loop.create_future()
@@ -247,6 +251,11 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         if state == "finished" and self._outcome is None:
             state += f" returned {type(self._result).__name__}" if error is None else f" raised {type(error).__name__}"
         return f"<{type(self).__name__} at {id(self):#x} state={state}>"
+
+    def _check_will_end(self) -> None:
+        """Raise in a forked process, unless the call has ended before."""
+        if not self.done():
+            self.owner.check_process()
 
     def _wait(self, timeout: float | None, option: str) -> None:
         """Wait for the outcome and read it; errors name the option that limits the time."""

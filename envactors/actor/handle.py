@@ -230,10 +230,15 @@ class ActorHandle(ActorView[T_co]):
         self.close()
 
 
+def check_closable(actors: list[ActorHandle]) -> None:
+    """Raise what `close_all` would raise, before any of the actors is closed."""
+    for actor in actors:
+        actor._actor.check_closable()
+
+
 def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     """Close actors side by side; see `ActorHandle.close`."""
-    for actor in actors:
-        actor._actor.check_process()
+    check_closable(actors)
     close_members([actor._actor for actor in actors], timeout)
 
 

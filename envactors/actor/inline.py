@@ -76,9 +76,6 @@ class InlineActor(ActorBase):
         indices: The indices of its envs.
     """
 
-    process: ActorProcess
-    last_exit_error: ActorError | None
-
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.vector: InlineVector | None = None
@@ -261,9 +258,12 @@ class InlineActor(ActorBase):
             elif not self.closed.is_set:
                 self._close()
 
+    def check_closable(self) -> None:
+        super().check_closable()
+        self.check_not_within()
+
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         del timeout, began
-        self.check_not_within()
         with self.lock:
             if not self.closed.is_set:
                 if self._server is not None:
@@ -298,10 +298,10 @@ class InlineActor(ActorBase):
             try:
                 server.host.start(self.config.start, process.incarnation, on_made)
             except Exception as error:
-                server.execute(Kind.CLOSE, dumps(()))
                 process.failure = pack_failure(error, Fault.RAISED)
                 process.cause = unpack_failure(process.failure)
                 self._start_error = self._last_failure = self.errors.start_failed(process, ExitReport(self.pid))
+                server.execute(Kind.CLOSE, dumps(()))
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server

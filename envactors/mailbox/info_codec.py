@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import dumps, loads, try_to_read
+from envactors.mailbox.pickling import dumps, load_plain, loads, try_to_read
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0
@@ -134,9 +134,9 @@ class Infos:
         return decode(content)
 
     def failure(self, overflow: bytes | memoryview | None) -> Failure:
-        """Return the failure of an env, given the part of its result that was sent as overflow."""
+        """Return the failure of an env, given what was sent as overflow of its result. Runs no code of users."""
         assert overflow is not None, "a failure always overflows"
-        failure, error = try_to_read(lambda: Failure(*loads(overflow)))
+        failure, error = try_to_read(lambda: Failure(*load_plain(overflow)))
         # Env code may have overwritten it.
         return failure or Failure(Fault.RESULT, None, f"its description cannot be read: {type(error).__name__}", "")
 

@@ -33,10 +33,16 @@ def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearr
 
 
 def unpack(packed: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the (key, part) pairs of a packed buffer, without copying the parts."""
+    """Yield the (key, part) pairs of a packed buffer, without copying the parts.
+
+    Raises:
+        struct.error: The buffer is not packed, or too short.
+    """
     view = memoryview(packed)
     _, count = _HEAD.unpack_from(view)
     start = _HEAD.size + count * _ENTRY.size
     for key, length in _ENTRY.iter_unpack(view[_HEAD.size : start]):
+        if start + length > len(view):
+            raise struct.error(f"a part has {length} bytes, and there are {len(view) - start}")
         yield key, view[start : start + length]
         start += length + -length % _ALIGNMENT

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import gc
 import io
 import operator
 import pickle
@@ -52,7 +53,7 @@ _PIECE = 1 << 20
 _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
 # The type of the wrappers of `functools.lru_cache`, and what that sets on each.
-_CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
+CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
 _OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 
 # What code of users may raise in place of a text or a reduction.
@@ -76,7 +77,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, _CACHED_FUNCTION) and not has_importable_name(obj):
+        if isinstance(obj, CACHED_FUNCTION) and not has_importable_name(obj):
+            if not any(each is obj.__wrapped__ for each in gc.get_referents(obj)):
+                text = f"{obj!r} does not call its __wrapped__: apply functools.wraps first, then functools.lru_cache"
+                raise pickle.PicklingError(text)
             parameters = obj.cache_parameters()
             state = {name: value for name, value in vars(obj).items() if name not in _OF_WRAPPERS}
             return _cache_function, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), state
@@ -128,13 +132,22 @@ def has_code(pickled: bytes) -> bool:
     return load_code_by_value.__name__.encode() in pickled
 
 
-class _MessageUnpickler(pickle.Unpickler):
-    """Loads a message whose fields are plain values, or of classes of this library and of NumPy."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads plain values, and those of classes of this library and of NumPy."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] not in ("envactors", "numpy"):
             raise pickle.UnpicklingError(f"{module}.{name} does not belong to it")
         return super().find_class(module, name)
+
+
+def load_plain(payload: bytes | bytearray | memoryview) -> Any:
+    """Load what a worker has pickled without running code of users.
+
+    Raises:
+        Exception: It contains objects of users, or cannot be unpickled.
+    """
+    return _PlainUnpickler(io.BytesIO(payload)).load()
 
 
 def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memoryview) -> Message:
@@ -144,7 +157,7 @@ def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memo
         ChannelCorruptError: They are something else, since env code has written into the channel.
     """
     try:
-        return kind(*_MessageUnpickler(io.BytesIO(payload)).load())
+        return kind(*load_plain(payload))
     except Exception as error:
         raise ChannelCorruptError(f"a message cannot be read: {safe_repr(error)}") from None
 
@@ -314,7 +327,7 @@ def unpack_failure(failure: Failure) -> BaseException | None:
 def safe_repr(value: object) -> str:
     """Return the repr of a value of a user's class, or a substitute if that raises."""
     try:
-        return repr(value)
+        return str.__str__(repr(value))  # without a subclass, which the other process may not load
     except _BROKEN:
         return f"<{type(value).__name__} whose repr raises>"
 

@@ -13,7 +13,7 @@ from envactors import backends
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, method_name
+from envactors.actor.handle import ActorHandle, check_closable, method_name
 from envactors.actor.spawn import SpawnOptions, make_actor, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.mailbox import messages
@@ -134,6 +134,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
                 deadline.
         """
         timeout = as_timeout(timeout, "close(timeout=...)")
+        check_closable(self._calls.handles)
         self._calls.refuse_calls(cancel=True)
         self._calls.close_actors(timeout)
 

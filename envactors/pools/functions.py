@@ -7,7 +7,6 @@ each worker loads it once.
 
 from __future__ import annotations
 
-import functools
 import operator
 import sys
 import types
@@ -18,15 +17,14 @@ from typing import Any, Final
 
 import cloudpickle
 
-from envactors.mailbox.pickling import IMMUTABLE, ValuePickler, dumps, has_importable_name
+from envactors.mailbox.pickling import CACHED_FUNCTION, IMMUTABLE, ValuePickler, dumps, has_importable_name
 from envactors.pools.namespaces import Key, global_names, globals_for_load, write_sent
 
 # How many functions stay pickled.
 _MOST_FUNCTIONS = 256
 _MISSING: Final = object()
-_CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
 # The types of values that are pickled by name, and never change.
-_NAMED: Final = (types.FunctionType, types.BuiltinFunctionType, _CACHED_FUNCTION, type)
+_NAMED: Final = (types.FunctionType, types.BuiltinFunctionType, CACHED_FUNCTION, type)
 
 
 class _Globals(dict[str, Any]):
@@ -134,7 +132,7 @@ class _Pickle:
             return True
         if value is _MISSING or (type(value) in IMMUTABLE and not isinstance(value, type)):
             return True
-        inner = value.__wrapped__ if isinstance(value, _CACHED_FUNCTION) else value
+        inner = value.__wrapped__ if isinstance(value, CACHED_FUNCTION) else value
         return isinstance(inner, types.FunctionType) and self._add(inner)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.future import Outcome
+from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import Spec, flatten, unflatten
@@ -93,7 +93,8 @@ class ResultsWithoutArrays:
             content = None if step else envs.last_results.contents_before_step[0, index]
             info = self.infos.get((step - 1, index), {}) if content is None else decode(content)[0]
             before = unflatten(trajectory.layout.observation, leaves), info
-        return failure_info(self.infos.get((step, index), {}), self.errors_by_step[step, index], before)
+        failure = ReadyOutcome(None, self.errors_by_step[step, index])
+        return failure_info(self.infos.get((step, index), {}), failure, before)
 
 
 def assemble(

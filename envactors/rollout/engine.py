@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, results_of
 from envactors.actor.handle import send_request
 from envactors.actor.job import ErrorOf
@@ -158,9 +157,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self._check_in_flight(fewer_than=_MOST_IN_FLIGHT)
         if not (continues or self._in_flight):
             self._engine.episodes.check_steppable(self._engine.all_envs.ids)
-        for actor in self._actors:
-            if actor.is_closing:
-                raise actor.errors.actor_closed(Activity("rollout", actor.config.first_index))
+        self._engine.check_open(self._engine.all_envs, "rollout")
 
     def _check_in_flight(self, *, fewer_than: int) -> None:
         """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""

@@ -12,12 +12,11 @@ import numpy.typing as npt
 
 from envactors.mailbox.control_page import ENV_INDEX, METHOD, METHOD_RESET, METHOD_STEP, SINCE
 from envactors.mailbox.info_codec import Infos, decode
-from envactors.mailbox.messages import Failure
-from envactors.mailbox.pickling import copy_value
+from envactors.mailbox.pickling import copy_value, dumps
 from envactors.mailbox.slab import PLAIN_REWARD, slice_of
 from envactors.mailbox.specs import ArraySpec, conform, flatten, stack, unflatten
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan
-from envactors.rollout.messages import Order, OrderReply
+from envactors.rollout.messages import RAISED, Order, OrderReply
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 from envactors.worker import context
@@ -142,7 +141,7 @@ class EnvRunner:
         action = trajectory.layout.action
         copies_action = isinstance(action, ArraySpec) and bool(action.shape)
         due: list[tuple[HostedEnv, EnvPlan]] = []
-        failures: list[tuple[int, Failure]] = []
+        has_raised = False
         for step in range(min(plan.first_step for _, plan in planned), trajectory.layout.steps):
             reply = choose(step)
             if reply is not None:
@@ -187,12 +186,14 @@ class EnvRunner:
                     # All other results, and plain ones that could not be written.
                     self._write_result(hosted, plan, step, result)
                 except BaseException as error:
-                    failures.append((hosted.position, as_failure(error, page)))
+                    has_raised = True
+                    failure = as_failure(error, page)
+                    self._server.send_piece(RAISED, dumps((hosted.position, *failure)))
             if context.forks != forks:
                 os._exit(1)  # env code or the policy forked, and the child returned to this loop
-            if failures:
+            if has_raised:
                 break
-        return OrderReply(failures=failures)
+        return OrderReply()
 
     def _begin(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
         """Return the envs with their plans, and prepare the trajectory and object leaves for the steps of an order.

@@ -55,7 +55,8 @@ class RolloutFailures:
         """
         envs, current = self._envs, self._envs.next_step
         for index, step in sorted(envs.accepted_steps.items(), key=operator.itemgetter(1)):
-            is_run = step < envs.steps and (step == current or not self.errors_to_raise)
+            is_ahead = bool(self.errors_to_raise) and step > current
+            is_run = step < envs.steps and not is_ahead and index not in self.errors_to_raise
             if is_run and self._group.table.needs_lost_episode(index) and envs.next_kind(index) != KIND_REPEAT:
                 loss = self._group.recovery.lost_episode_loss(envs.activity(index, call_id))
                 self.recover(index, loss)

@@ -48,8 +48,7 @@ class InlineRolloutEngine(RolloutEngine):
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         for actor in self._actors:
-            if not actor.is_usable:
-                raise actor.errors.actor_closed(Activity("set_policy", actor.indices.start))
+            actor.make_missing(Activity("set_policy", actor.indices.start))
         self._policies = [ActorPolicy(make_policy, seed, actor.indices) for actor in self._actors]
         self._version = 0
         engine = self._engine
@@ -69,6 +68,7 @@ class InlineRolloutEngine(RolloutEngine):
         del copy
         self.check_free()
         self._engine.episodes.check_steppable(self._engine.all_envs.ids)
+        self._engine.check_open(self._engine.all_envs, "rollout")
         self.set_parameters(parameters)
         rollout = InlineRollout(self._engine, self._layout._replace(steps=steps))
         for policy in self._policies:
@@ -117,25 +117,33 @@ class InlineRollout:
         Raises:
             Exception: Raised by the policy.
         """
-        engine, envs, steps = self._engine, policy.envs, self.buffer.trajectory.layout.steps
+        envs, steps, results = policy.envs, self.buffer.trajectory.layout.steps, self.results
         obs, starts = self._write_observations(0, envs)
         for step in range(steps):
             self._write_output(step, envs, policy.choose(step, obs, starts))
-            due = self._write_kinds(step, envs)
-            selection = engine.select(due)
-            actions = actions_at(self.buffer.trajectory, step)
-            engine.start_steps(selection, [actions[index] for index in due], streams=True)
-            try:
-                self._write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
-            except VectorStepError as error:
-                self._write_results(step, error.batch)
-                self.results.errors_to_raise.update(error.failures)
-                self.results.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
+            failures = self._run_envs(step, self._write_kinds(step, envs))
+            if failures:
+                results.errors_to_raise.update(failures)
+                results.errors_by_step.update({(step, index): each for index, each in failures.items()})
                 for index in envs:
-                    if index not in error.failures:
+                    if index not in failures:
                         self._write_observations(step + 1, range(index, index + 1))
                 return
             obs, starts = self._write_observations(step + 1, envs)
+
+    def _run_envs(self, step: int, due: list[int]) -> dict[int, BaseException]:
+        """Run a step of the envs that are due; return the errors of those that failed."""
+        engine, actions = self._engine, actions_at(self.buffer.trajectory, step)
+        selection = engine.select(due)
+        try:
+            engine.start_steps(selection, [actions[index] for index in due], streams=True)
+            self._write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
+        except VectorStepError as error:
+            self._write_results(step, error.batch)
+            return error.failures
+        except Exception as error:  # an actor is closed, or results do not fit into the trajectory
+            return dict.fromkeys(due, error)
+        return {}
 
     def _write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""

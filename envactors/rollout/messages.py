@@ -4,8 +4,8 @@ Orders travel as the arguments of an `envactors.mailbox.messages.Extend`. An `Or
 `OrderReply` are pickled as bare tuples of their fields, since that takes half of the time, and every rollout sends
 some.
 
-The caller receives a reply as a frame, perhaps after *pieces* of it: infos that did not fit into the trajectory and,
-from another machine, the steps.
+The caller receives a reply as a frame, perhaps after *pieces* of it: infos that did not fit into the trajectory, the
+exceptions of envs and, from another machine, the steps.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from envactors.mailbox import packing
-from envactors.mailbox.messages import Failure
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
-# Key of the piece of a reply that contains steps. The key of a piece with an info is its cell; see `Trajectory.cell`.
+# Keys of pieces with steps, and with the position and the failure of an env that has raised. The key of a piece with an
+# info is its cell; see `Trajectory.cell`.
 STEPS: Final = (1 << 32) - 1
+RAISED: Final = (1 << 32) - 2
 
 
 class MirroredSteps(NamedTuple):
@@ -103,11 +104,9 @@ class OrderReply(NamedTuple):
 
     Attributes:
         must_make_policy: Whether the worker did nothing, since its process lacks the policy and got no recipe.
-        failures: Positions and exceptions of the envs that raised in a step, which the other envs have completed.
         layout: The layout to make room for, since the policy returned actions or extras that the trajectory has no room
             for; None if it has.
     """
 
     must_make_policy: bool = False
-    failures: Sequence[tuple[int, Failure]] = ()
     layout: TrajectoryLayout | None = None

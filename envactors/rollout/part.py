@@ -18,7 +18,7 @@ Everything runs under the lock of the vector.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
@@ -30,13 +30,13 @@ from envactors.crashes.inputs import Inputs
 from envactors.errors import VectorEnvError
 from envactors.mailbox import packing
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POLICY
-from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message
 from envactors.rollout import policy_runner
 from envactors.rollout.completed_steps import accept_completed
 from envactors.rollout.failures import RolloutFailures
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
+from envactors.rollout.messages import RAISED, STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.vector.env_group import EnvGroup
 
@@ -121,6 +121,8 @@ class RolloutPart(Job):
         self._recipe_rule = _RecipeRule()
         # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order. Else None.
         self._late: Activity | None = None
+        # The envs that have raised, about which nothing is decided yet.
+        self._raised: list[tuple[int, Failure]] = []
         # Whether the worker is on another machine, whose steps come with replies.
         self._is_remote: bool = group.actor.config.backend.traits.is_remote
 
@@ -230,10 +232,15 @@ class RolloutPart(Job):
         self._late = activity
 
     def on_reply_piece(self, frame: Frame) -> None:
-        """Keep infos that did not fit into the trajectory, and write steps that come from another machine."""
+        """Keep exceptions and infos that did not fit into the trajectory, and write steps of another machine.
+
+        Exceptions after a missed deadline do not count.
+        """
         for key, content in packing.unpack(frame.payload):
-            if key == STEPS:
+            if key == STEPS and self._is_remote:
                 self.envs.trajectory.unpack(self.envs.indices, content)
+            elif key == RAISED and self._late is None:
+                self._raised.append(load_message(self._raised_env, content))
             else:
                 self.envs.last_results.large_contents[key] = bytes(content)
 
@@ -246,9 +253,7 @@ class RolloutPart(Job):
             return self._end_if_decided()
         reply = load_message(OrderReply, frame.payload)
         self._recipe_rule.on_reply(reply)
-        for position, failure in reply.failures:
-            running = self.envs.activity(self.envs.indices[position], self.call_id)
-            self.failures.recover(running.index, self._group.recovery.raised_loss(running, failure))
+        self._recover_raised()
         if reply.layout is not None:
             try:
                 self._terms.buffer.add_room(reply.layout)
@@ -257,7 +262,7 @@ class RolloutPart(Job):
         return self._end_if_decided()
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Accept the steps that an ended process has completed, and return the rest.
+        """Accept the steps that an ended process has completed, recover envs that have raised, and return the rest.
 
         After a missed deadline, `on_late` has accepted those of this machine, and later ones are dropped.
         """
@@ -265,6 +270,7 @@ class RolloutPart(Job):
             self._accept_completed()
         if self._late is not None:
             self.envs.drop_late_steps()
+        self._recover_raised()
         return super().find_uncompleted(process)
 
     def inputs(self, culprit: Activity) -> Inputs:
@@ -295,6 +301,17 @@ class RolloutPart(Job):
     def _accept_completed(self) -> None:
         """Accept the steps that the worker has completed."""
         self.actor.jobs.record_completed(accept_completed(self._group.table, self.envs))
+
+    def _raised_env(self, position: int, *fields: Any) -> tuple[int, Failure]:
+        """Return the env that a piece says has raised, and its failure."""
+        return self.envs.indices[position], Failure(*fields)
+
+    def _recover_raised(self) -> None:
+        """Decide about the envs that have raised, once the steps before are accepted."""
+        raised, self._raised = self._raised, []
+        for index, failure in raised:
+            loss = self._group.recovery.raised_loss(self.envs.activity(index, self.call_id), failure)
+            self.failures.recover(index, loss)
 
     def _end_if_decided(self) -> bool:
         """End the part if nothing is left to run; return whether it has ended."""

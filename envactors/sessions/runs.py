@@ -40,17 +40,12 @@ class _Tasks:
         self._left = iter(tasks)
         self._error: Exception | None = None
 
-    def take(self, count: int) -> list[Any]:
-        """Return the next tasks, at most this many; fewer if there are no more."""
-        taken: list[Any] = []
+    def take(self, count: int) -> Iterator[Any]:
+        """Yield the next tasks, at most this many; fewer if there are no more."""
         try:
-            while len(taken) < count and self._error is None:
-                taken.append(next(self._left))
-        except StopIteration:
-            pass
+            yield from itertools.islice(self._left, count)
         except Exception as error:
-            self._error = error
-        return taken
+            self._error, self._left = error, iter(())
 
     def check(self) -> None:
         """Raise what the iterator has raised."""
@@ -84,7 +79,7 @@ class Run:
             running = {threads.submit(self._play_in_thread, task) for task in left.take(self._pool.size)}
             while running:
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-                running |= {threads.submit(self._play_in_thread, task) for task in left.take(len(done))}
+                running.update(threads.submit(self._play_in_thread, task) for task in left.take(len(done)))
                 for future in done:
                     yield future.result()
         left.check()
@@ -95,10 +90,10 @@ class Run:
         running: set[asyncio.Future[Outcome]] = set()
         with self._threads() as threads:
             try:
-                running = {self._begin(task, threads) for task in left.take(self._pool.size)}
+                running.update(self._begin(task, threads) for task in left.take(self._pool.size))
                 while running:
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    running |= {self._begin(task, threads) for task in left.take(len(done))}
+                    running.update(self._begin(task, threads) for task in left.take(len(done)))
                     for future in done:
                         yield future.result()
             finally:
@@ -132,25 +127,16 @@ class Run:
     def _play_in_thread(self, task: Any) -> Outcome:
         if self._is_coroutine:
             return asyncio.run(self._play(task))
-        begun = time.monotonic()
-        for attempt in itertools.count():
-            trial = Trial(task, begun)
-            lease = self._lease(task)
+        for trial, lease in self._trials(task):
             try:
                 with lease as trial.session:
                     trial.value = self._episode(trial.session, task)
             except BaseException as error:  # KeyboardInterrupt and SystemExit end only this session
                 trial.error = error
-            self._leases.pop(lease, None)
-            if self._is_final(trial, attempt):
-                break
         return trial.outcome()
 
     async def _play(self, task: Any) -> Outcome:
-        begun = time.monotonic()
-        for attempt in itertools.count():
-            trial = Trial(task, begun)
-            lease = self._lease(task)
+        for trial, lease in self._trials(task):
             try:
                 async with lease as trial.session:
                     trial.value = await self._episode(trial.session, task)
@@ -158,10 +144,19 @@ class Run:
                 raise
             except BaseException as error:
                 trial.error = error
-            self._leases.pop(lease, None)
-            if self._is_final(trial, attempt):
-                break
         return trial.outcome()
+
+    def _trials(self, task: Any) -> Iterator[tuple[Trial, Lease[Any]]]:
+        """Yield each attempt at a task, which the caller then makes, with its lease."""
+        begun = time.monotonic()
+        for attempt in itertools.count():
+            trial, lease = Trial(task, begun), self._lease(task)
+            yield trial, lease
+            self._leases.pop(lease, None)
+            outcome = trial.outcome()
+            is_retried = isinstance(outcome, Failed) and outcome.retryable and attempt < self._retries
+            if not is_retried or self._stopped_by is not None:
+                return
 
     def _lease(self, task: Any) -> Lease[Any]:
         lease = self._pool.session(task)
@@ -169,11 +164,6 @@ class Run:
         if self._stopped_by is not None:
             lease.cancel(self._stopped_by)
         return lease
-
-    def _is_final(self, trial: Trial, attempt: int) -> bool:
-        outcome = trial.outcome()
-        is_retried = isinstance(outcome, Failed) and outcome.retryable and attempt < self._retries
-        return not is_retried or self._stopped_by is not None
 
 
 @dataclasses.dataclass

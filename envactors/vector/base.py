@@ -105,7 +105,7 @@ class Engine(abc.ABC):
         """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
 
     @abc.abstractmethod
-    def _check_open(self, envs: Selection, method: str) -> None:
+    def check_open(self, envs: Selection, method: str) -> None:
         """Raise the error of a request for an env of a closed actor."""
 
     @abc.abstractmethod
@@ -197,7 +197,7 @@ class Engine(abc.ABC):
         A reset that is refused drops no results.
         """
         converted = self._convert_options(envs, options)
-        self._check_open(envs, "reset")
+        self.check_open(envs, "reset")
         self.make_idle(envs, timeout, deadline)
         self._start_resets(envs, seeds, converted, ())
         return self.wait_for_results(envs, timeout, deadline, "reset")

@@ -180,7 +180,7 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             try:
                 self._check_idle(envs)
-                self._check_open(envs, method)
+                self.check_open(envs, method)
                 if method == "step":
                     self.episodes.check_steppable(envs.ids)
             except EnvActorsError as refusal:
@@ -207,7 +207,7 @@ class RowEngine(Engine):
             for group, ids in queued:
                 group.queue_new(ids)
 
-    def _check_open(self, envs: Selection, method: str) -> None:
+    def check_open(self, envs: Selection, method: str) -> None:
         if closing := next(filter(_is_closing, envs.actors), None):
             index = next(index for index in envs.ids if index in closing.config.indices)
             raise closing.errors.actor_closed(Activity(method, index))

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
+from envactors.actor.exits import most_failures
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
@@ -180,7 +181,7 @@ class EnvRecovery:
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=request.method == "reset",
-            is_retry=request.partial_answer is not None,
+            most_failures=most_failures(actor.config.restart),
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
             would_report_loss=table.would_report_loss(index),
             can_replay=table.journals.is_replayed and journal.can_replay,

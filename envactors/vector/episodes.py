@@ -13,7 +13,7 @@ import numpy as np
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.fates import Decision, RequestFacts, RequestLoss, decide
+from envactors.vector.fates import Decision, EnvFate, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS, AutoresetRules, OnFailure, VectorSettings
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
@@ -78,6 +78,7 @@ class Episodes:
         finished: How many episodes of each env have ended.
         root_seeds: The seed of each env's last seeded reset.
         next_seeds: The seed of each env's next reset; None if episodes are not seeded.
+        failed_resets: How many resets in answer to each env's request have failed.
         episode_numbers: How many episodes have begun since the last seeded reset, if episodes are seeded.
         checks_resets: Whether the user has to reset an env before its first step and, without autoreset, after each
             episode.
@@ -90,6 +91,7 @@ class Episodes:
         self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]) * count
         self._renewal_reasons = [""] * count  # why envs are `RETIRING`
+        self.failed_resets: list[int] = [0] * count
         self.awaits_autoreset: bytearray = bytearray(count)
         # The steps of each env are the sum of these two: counting a batch of all envs then takes no time.
         self._steps_beside: list[int] = [0] * count
@@ -204,6 +206,7 @@ class Episodes:
         cleared = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (NEW_PROCESS | RETIRING if 1 in resets else 0)
         self.flags[index] &= ~cleared
         self.awaits_autoreset[index] = False
+        self.failed_resets[index] = 0
         for _ in range(resets.count(1)):
             self.advance_seed(index)
         # The steps up to the last end are added first: `_end` compares them with the limits of the process.
@@ -259,12 +262,16 @@ class Episodes:
         kept = self.flags[index] & ~(_STATE | NEEDS_RESET | INTERRUPTED)
         self.flags[index] = kept | NO_EPISODE | (0 if awaits_autoreset else NEEDS_RESET)
         self.awaits_autoreset[index] = awaits_autoreset
+        self.failed_resets[index] = 0
 
     def decide_loss(self, index: int, loss: RequestLoss, facts: RequestFacts) -> Decision:
         """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
+        facts = facts._replace(failed_resets=self.failed_resets[index])
         decision = decide(loss, facts, self.on_failure, self.autoreset, has_result=self.has_result(index))
         if decision.ends_episode:
             self.end_without_result(index, awaits_autoreset=decision.awaits_autoreset)
+        if decision.fate is EnvFate.RESET:
+            self.failed_resets[index] = facts.failed_resets + 1
         if decision.changes_seed and not loss.result_is_recorded:
             self.advance_seed(index)
         return decision

@@ -79,7 +79,6 @@ class RequestLoss(NamedTuple):
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request; a step that was running its autoreset counts as a reset.
         may_continue: Whether the env has a process to continue in: its actor has one, or will have another one.
-            In-process, also whether a reset that has failed may be tried once more.
         failure: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
@@ -115,19 +114,21 @@ class RequestFacts(NamedTuple):
 
     Attributes:
         user_called_reset: Whether the user called ``reset``, rather than ``step``.
-        is_retry: Whether it is not the first attempt. That counts only for a call of ``reset``.
+        most_failures: How many resets in answer to it may fail.
         ran_reset: Whether the env had begun a reset, for the user or by autoreset. Then the seed may be the cause.
         would_report_loss: Whether the request would report that the episode is lost; see the top of this module.
         can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
+        failed_resets: How many resets in answer to it have failed; `Episodes` adds this.
     """
 
     user_called_reset: bool
-    is_retry: bool
+    most_failures: float
     ran_reset: bool
     would_report_loss: bool
     can_replay: bool = False
     can_retry: bool = False
+    failed_resets: int = 0
 
 
 class Decision(NamedTuple):
@@ -161,11 +162,13 @@ def decide(
         has_result: Whether the env has returned anything yet.
     """
     needs_reset = facts.user_called_reset or autoreset.resets_within_step or not has_result
-    fate = _choose_fate(loss, facts, on_failure, EnvFate.RESET if needs_reset else EnvFate.TRUNCATE)
+    may_reset = facts.failed_resets < facts.most_failures
+    if_answered = EnvFate.TRUNCATE if not needs_reset else EnvFate.RESET if may_reset else EnvFate.FAIL
+    fate = _choose_fate(loss, facts, on_failure, if_answered)
     # A crash in `reset(seed=7)`: the next process tries seed 7 once more, since something else may have ended the first
     # one. If that fails, too, the third derives another seed. Under "replay", a REDO was the second try already. A
     # failure for which the inputs are not to blame does not use up the try with the user's seed.
-    is_first_retry = not facts.is_retry and (on_failure != "replay" or not loss.may_blame_inputs)
+    is_first_retry = not facts.failed_resets and (on_failure != "replay" or not loss.may_blame_inputs)
     keeps_seed = fate is EnvFate.RESET and facts.user_called_reset and is_first_retry
     # A crash in the autoreset of seeded episodes: "replay" runs it again with its seed, which needs no replay. If none
     # is possible, since the journal was full, the old episode ends here, so that the REDO is a reset by autoreset.

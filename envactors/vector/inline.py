@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from envactors.actor.activity import Activity
-from envactors.actor.exits import MOST_FAILED_STARTS
+from envactors.actor.exits import most_failures
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
@@ -237,7 +237,7 @@ class InlineEngine(Engine):
     ) -> None:
         del streams
         if self._closed:
-            self._check_open(envs, "step")
+            self.check_open(envs, "step")
         self.check_idle(envs)
         self.episodes.check_steppable(envs.ids)
         split = split_batch(self.action_spec if check_actions else None, actions, len(envs.ids), "actions")
@@ -288,7 +288,7 @@ class InlineEngine(Engine):
         return self._convert_each(copy_value, envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
-        self._check_open(envs, "reset")
+        self.check_open(envs, "reset")
         self.check_idle(envs)
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
         running = _RequestBatch(self, envs.ids, reset_args)
@@ -298,7 +298,7 @@ class InlineEngine(Engine):
                 self._run_reset(running, index)
             self._complete(running, futures)
 
-    def _check_open(self, envs: Selection, method: str) -> None:
+    def check_open(self, envs: Selection, method: str) -> None:
         for index in envs.ids:
             if index in self._closed:
                 raise self._actor_by_env[index].unusable_error(Activity(method, index))
@@ -401,20 +401,18 @@ class InlineEngine(Engine):
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
         for index in [*running.losses]:
-            attempts = 0
             while index in running.losses:  # again after a reset that was to answer the failure, and has failed itself
-                attempts += 1
-                self._recover(running, running.losses.pop(index), attempts)
+                self._recover(running, running.losses.pop(index))
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
             step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None
             future.set_outcome(ReadyOutcome(step, error))
         self._running_requests.remove(running)
 
-    def _recover(self, running: _RequestBatch, loss: RequestLoss, attempts: int) -> None:
+    def _recover(self, running: _RequestBatch, loss: RequestLoss) -> None:
         """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
 
-        1. Complete the loss: may the env be reset once more?
+        1. Complete the loss, and collect the facts.
         2. Decide. `Episodes` applies the decision to the episode and the seeds.
         3. Replace the envs of the actor, unless another failure has done so. The actor is in its next incarnation then,
            in which all that follows takes place.
@@ -425,11 +423,12 @@ class InlineEngine(Engine):
         actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
         error = loss.error.read()[1]
         assert error is not None, "the request has failed"
-        limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", would_report_loss=True)
+        policy = actor.config.restart
         # In-process, the restart policy limits only how often a reset is repeated.
-        loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
+        most = max(1, min(policy.max_restarts, most_failures(policy, waits=False)))
+        # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
+        facts = RequestFacts(user_called_reset, most, loss.activity.method == "reset", would_report_loss=True)
+        loss = loss._replace(may_continue=actor.is_usable)
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
             make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)
@@ -438,13 +437,13 @@ class InlineEngine(Engine):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
             self._last.truncate(index, actor.process.incarnation, is_first=False)
-            self._pending_infos[index] = {"failure": error}
+            self._pending_infos[index] = failure_info({}, loss.error)
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
             last = None if user_called_reset else self.read_last(index)
             if self._run_reset(running, index, keeps_seed=not decision.changes_seed):
                 before = last and (last.obs, last.info)
-                self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
+                self._pending_infos[index] = failure_info(self._pending_infos[index], loss.error, before)
                 if not user_called_reset:
                     self._last.truncate(index, actor.process.incarnation, is_first=True)
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from envactors.actor.actor import Actor
+from envactors.actor.job import NODE_DRAINS
 from envactors.options import RecyclePolicy
-
-# Why a process must move to another node, for the log.
-NODE_DRAINS: Final = "its node is being drained"
 
 
 class Recycler:
@@ -55,10 +51,4 @@ class Recycler:
             memory, measured = self._memory
             memory = memory if measured == process.incarnation else 0
             reason = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
-        return reason or (NODE_DRAINS if self.is_node_draining and len(self.envs) == 1 else "")
-
-    @property
-    def is_node_draining(self) -> bool:
-        """Whether the process must move, since its node is being drained."""
-        worker = self._actor.process.worker
-        return worker is not None and worker.node is not None and worker.node.draining
+        return reason or (NODE_DRAINS if self._actor.is_node_draining and len(self.envs) == 1 else "")

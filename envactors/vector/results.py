@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.future import Outcome
 from envactors.errors import ActorError, VectorStepError
 from envactors.mailbox.pickling import safe_str
 
@@ -70,13 +71,22 @@ def as_dict(info: Any) -> dict[str, Any]:
     return dict(info) if isinstance(info, Mapping) else {"info": info}
 
 
+class FailureInfo(dict[str, Any]):
+    """An info to which the vector has added a failure. Envs may use the key ``failure`` for something else.
+
+    Copies are plain dicts, since an env may step another vector, and return its infos.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
 def failure_in(info: Any) -> BaseException | None:
-    """Return the failure that the vector has put into an info. Envs may use its key for something else."""
-    failure = info.get("failure") if isinstance(info, Mapping) else None
-    return failure if isinstance(failure, BaseException) else None
+    """Return the failure that the vector has put into an info."""
+    return info["failure"] if isinstance(info, FailureInfo) else None
 
 
-def failure_info(info: Any, failure: BaseException, before: tuple[Any, Any] | None = None) -> dict[str, Any]:
+def failure_info(info: Any, failure: Outcome, before: tuple[Any, Any] | None = None) -> FailureInfo:
     """Return the info of a request that has failed and was answered with a reset.
 
     Args:
@@ -85,7 +95,7 @@ def failure_info(info: Any, failure: BaseException, before: tuple[Any, Any] | No
         before: The observation and the info before a step, whose episode the reset has ended; None without one.
     """
     additions = {} if before is None else {"final_obs": before[0], "final_info": as_dict(before[1])}
-    return {**as_dict(info), "failure": failure, **additions}
+    return FailureInfo({**as_dict(info), "failure": failure.read()[1], **additions})
 
 
 def step_error(

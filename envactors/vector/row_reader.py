@@ -177,10 +177,8 @@ class RowReader:
         leaves = [next(others, None) if leaf is None else leaf for leaf in row.leaves]
         obs = unflatten(self._layout.observation, iter(leaves))
         if row.failure is not None:
-            error = row.failure.read()[1]
-            assert error is not None, "it is the error of a failed attempt"
             before = None if row.before is None else self.read(row.before)
-            info = failure_info(info, error, before and (before.obs, before.info))
+            info = failure_info(info, row.failure, before and (before.obs, before.info))
         return EnvStep(row.env_id, obs, reward, row.terminated, row.truncated, info, row.incarnation)
 
     def read_truncated(self, last: RowResult, error: Outcome) -> EnvStep:
@@ -188,4 +186,4 @@ class RowReader:
 
         For the errors see `read`.
         """
-        return self.read(last)._replace(info={"failure": error.read()[1]})
+        return self.read(last)._replace(info=failure_info({}, error))

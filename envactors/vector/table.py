@@ -26,7 +26,7 @@ Each method changes the following. A blank means that it leaves the column as it
                      to DONE, or FAILED (4)
     deliver_rows     POSTED to IDLE                                                  the row      advances
     set_idle         any to IDLE                removed  removed                     the row (5)
-    withdraw         QUEUED to IDLE             removed                                           forgets a crash
+    withdraw         QUEUED to IDLE             removed                                           forgets failures
     record_rollouts
     restore                                                                                       continues
     lose_episode                                                                                  ends
@@ -396,6 +396,7 @@ class EnvTable:
         """Make an env idle whose request was canceled in the queue, so that it is not retried."""
         self.set_idle([index])
         self.journals.flushed(index).forget_crash()
+        self.episodes.failed_resets[index] = 0
 
     def miss_deadline(self, index: int) -> None:
         """Ignore the result of a posted env until its process has ended."""

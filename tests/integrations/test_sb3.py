@@ -593,3 +593,23 @@ def test_reset_infos_say_the_seeds_of_episodes(make):
             seeds.append([info["episode_seed"] for info in envs.reset_infos])
             assert seeds[-1] == [info["seed"] for info in envs.reset_infos]
     assert seeds == [[episode_seed(10 + i, number) for i in range(2)] for number in range(4)]
+
+
+class Learned(gymnasium.Env):
+    """It reports errors of its own in its infos."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {"failure": "of the reset"}
+
+    def step(self, action):
+        return np.zeros(1), 0.0, True, False, {"failure": "of the step"}
+
+
+def test_a_failure_that_an_env_puts_into_its_infos_is_its_own(make):
+    envs = make([Learned])
+    envs.reset()
+    (info,) = envs.step(np.zeros(1, np.int64))[3]
+    assert (info["failure"], envs.reset_infos[0]["failure"]) == ("of the step", "of the reset")

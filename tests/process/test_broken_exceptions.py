@@ -57,7 +57,16 @@ class NoAttributes(Exception):
         raise RuntimeError(name)
 
 
-KINDS = [NoStr, NoText, NoReduction, NoArgs, NoCause, Exiting, NoAttributes]
+class Text(str):
+    __slots__ = ()
+
+
+class OddRepr(Exception):
+    def __repr__(self):
+        return Text("odd")
+
+
+KINDS = [OddRepr, NoStr, NoText, NoReduction, NoArgs, NoCause, Exiting, NoAttributes]
 
 
 class Raising(gymnasium.Env):

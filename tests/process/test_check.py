@@ -32,6 +32,14 @@ class Balloons(EchoEnv):
             time.sleep(0.02)
         return super().step(action)
 
+class BalloonsElsewhere(EchoEnv):
+    def step(self, action):
+        if not os.fork():
+            Balloons().step(action)
+            os._exit(0)
+        time.sleep(9)
+        return super().step(action)
+
 class Raises(EchoEnv):
     def step(self, action):
         raise ZeroDivisionError("no more rooms")
@@ -154,12 +162,13 @@ def test_a_hang_ends_within_the_deadline_after_the_time_for_its_check(check):
     assert record["findings"][0]["message"].startswith("The env did not return within 1.4 s")
 
 
-def test_an_env_that_leaks_too_much_is_killed_in_time(check):
-    status, record = check("rooms:Balloons", "--max-rss", str(500 << 20))
+@pytest.mark.parametrize("env", ["Balloons", "BalloonsElsewhere"])
+def test_an_env_that_leaks_too_much_is_killed_in_time(check, env):
+    status, record = check(f"rooms:{env}", "--max-rss", str(500 << 20))
     (found,) = record["findings"]
     assert (status, found["kind"], record["settings"]) == (1, "leak", None)
     held, limit = re.fullmatch(
-        r"The env was killed, since its process held (\d+) MB of memory: more than (\d+) MB\.", found["message"]
+        r"The env was killed, since it held (\d+) MB of memory: more than (\d+) MB\.", found["message"]
     ).groups()
     assert int(limit) == 524 <= int(held) < 2000
     assert "--max-rss" in found["remedy"]

@@ -472,6 +472,32 @@ def test_a_raised_failure_contains_the_steps_before_it(tmp_path, fault, envs_per
 
 
 @pytest.mark.parametrize("fault", ["die", "hang"])
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_an_exception_is_known_if_the_process_of_the_env_ends_in_the_same_step(tmp_path, fault, on_failure):
+    """As in `step`, which gets the results of each env at once."""
+    factories = [lambda: Walk(tmp_path / "raise", "raise", 2), lambda: Walk(tmp_path / fault, fault, 2)]
+    options = {"envs_per_actor": 2, "on_failure": on_failure, "restart": ALWAYS, "deadlines": ea.Deadlines(step=1.0)}
+    with ea.VectorEnv(factories, **options) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        if on_failure == "raise":
+            with pytest.raises(ea.VectorStepError) as caught:
+                envs.rollout(4, timeout=SOON)
+            failures = caught.value.batch.failures
+            assert caught.value.failures == {index: error for _, index, error in failures}
+            envs.reset(seed=2)
+        else:
+            failures = envs.rollout(4, timeout=SOON).failures
+        places, errors = [each[:2] for each in failures], [type(error) for _, _, error in failures]
+        if on_failure == "replay":
+            assert (tmp_path / fault).exists()
+            assert failures == []
+        else:
+            assert (places, errors) == ([(1, 0), (1, 1)], [RuntimeError, ERRORS[fault]])
+        assert envs.rollout(2, timeout=SOON).valid.any()
+
+
+@pytest.mark.parametrize("fault", ["die", "hang"])
 def test_a_second_rollout_in_flight_does_not_step_an_env_that_the_first_one_has_lost(tmp_path, fault):
     with with_fault(tmp_path, fault, "raise", envs_per_actor=1) as envs:
         envs.reset(seed=1)

@@ -493,6 +493,21 @@ def test_tasks_are_taken_one_by_one(pool):
     assert len(taken) <= 3 + pool.size
 
 
+def test_an_episode_begins_before_the_next_task_is_taken(pool):
+    begun = threading.Event()
+
+    def play(env, task):
+        begun.set()
+        return task
+
+    def tasks():
+        yield 1
+        assert begun.wait(SOON)
+        yield 2
+
+    assert sorted(outcome.value for outcome in pool.run(play, tasks())) == [1, 2]
+
+
 @pytest.mark.parametrize("how", ["run", "arun"])
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_tasks_that_end_with_an_exception_lose_no_outcome(pool, how, count):

@@ -117,6 +117,23 @@ def test_failure_is_decoded_until_the_next_result():
     assert not decoder.failed(2)
 
 
+class Loud(Exception):
+    """Unpickling it runs code, which must not run under the lock of a vector."""
+
+    def __setstate__(self, state):
+        raise AssertionError("it ran")
+
+
+def test_to_read_a_failure_runs_no_code_of_users():
+    """Env code may have overwritten the encoding, so that the info of a result counts as a failure."""
+    encoder, decoder = make_codec()
+    info = {"error": Loud("x" * INLINE_INFO_ROOM)}
+    info["error"].state = 1
+    overflow = write(encoder, 1, info)
+    assert overflow is not None
+    assert decoder.failure(overflow) == (Fault.RESULT, None, "its description cannot be read: UnpicklingError", "")
+
+
 @pytest.mark.parametrize(("size", "fits"), [(INLINE_INFO_ROOM // 2, True), (INLINE_INFO_ROOM, False)])
 def test_infos_larger_than_the_room_overflow(size, fits):
     encoder, decoder = make_codec()

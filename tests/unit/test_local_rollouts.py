@@ -356,3 +356,75 @@ def test_extras_that_differ_between_steps_are_refused(backend):
         envs.reset(seed=0)
         with pytest.raises(TypeError, match=r"expected \{'at_0': .*, as in an earlier step"):
             envs.rollout(2)
+
+
+class Learned(Env):
+    """It reports errors of its own in its infos, as an env may that learns from them."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()[0], {"failure": KeyError("its own")}
+
+    def step(self, action):
+        return *super().step(action)[:-1], {"failure": KeyError("its own")}
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_exception_that_an_env_puts_into_its_infos_is_no_failure(backend):
+    with ea.VectorEnv([Learned], backend=backend) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        rollout = envs.rollout(2)
+        assert (rollout.failures, rollout.valid.all()) == ([], True)
+        assert [repr(info["failure"]) for _, _, info in rollout.infos] == ["KeyError('its own')"] * 2
+        assert envs.evaluate(1).failures == []
+
+
+class Wordy(Env):
+    """Short ones have rewards that do not fit into the arrays of a rollout."""
+
+    reward_space = gymnasium.spaces.Text(9)
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, "good" if self.length < 5 else 1.0, *rest
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_error_that_is_not_of_the_policy_names_the_env(backend):
+    with ea.VectorEnv([Wordy, lambda: Wordy(3)], backend=backend) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.rollout(2)
+        assert [*caught.value.failures] == [1]
+        assert caught.value.batch.valid[0].tolist() == [True, False]
+
+
+class Ending:
+    """A policy that closes an actor before its first step."""
+
+    envs: ea.VectorEnv
+
+    def __call__(self, obs, context):
+        Ending.envs.actors[int(context.env_ids[0])].kill()
+        return np.ones(len(obs), np.int64)
+
+
+def test_an_actor_that_is_closed_in_an_in_process_rollout_fails_its_envs():
+    with ea.VectorEnv([Env] * 2, backend="inline") as envs:
+        Ending.envs = envs
+        envs.set_policy(Ending)
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.rollout(1)
+        assert [type(error) for error in caught.value.failures.values()] == [ea.ActorClosedError] * 2
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_rollout_of_a_closed_actor_does_not_start(backend):
+    with ea.VectorEnv([Env] * 2, backend=backend) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        envs.actors[1].kill()
+        with pytest.raises(ea.ActorClosedError, match="cannot run rollout"):
+            envs.rollout_async(1)

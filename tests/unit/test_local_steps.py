@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -265,3 +266,42 @@ def test_a_reset_whose_options_are_refused_leaves_the_results_that_were_sent(bac
         with pytest.raises((ea.SerializationError, TypeError), match="cannot pickle"):
             envs.reset(options={"x": threading.Lock()})
         assert envs.recv(timeout=SOON).obs[:, 1].tolist() == [1, 1]
+
+
+class Unready(EchoEnv):
+    """Its resets raise, but for the first ``good`` ones."""
+
+    tries: ClassVar[list] = []
+
+    def __init__(self, good=0):
+        super().__init__()
+        self.good = good
+
+    def reset(self, **arguments):
+        Unready.tries.append(1)
+        if len(Unready.tries) > self.good:
+            raise OSError("not yet")
+        return super().reset(**arguments)
+
+    def step(self, action):
+        if self.good:
+            raise OSError("not any more")
+        return super().step(action)
+
+
+@LOCAL
+@pytest.mark.parametrize("restarts", [3, 10**6])
+@pytest.mark.parametrize("request_kind", ["reset", "step", "rollout"])
+def test_a_reset_that_always_raises_is_repeated_equally_often_on_all_backends(backend, request_kind, restarts):
+    restart = ea.RestartPolicy(max_restarts=restarts, backoff=0)
+    Unready.tries.clear()
+    factory = functools.partial(Unready, 0 if request_kind == "reset" else 1)
+    with ea.VectorEnv([factory], backend=backend, on_failure="renew", autoreset="same_step", restart=restart) as envs:
+        if request_kind != "reset":
+            envs.reset()
+            envs.set_policy(lambda: lambda obs, context: np.zeros(len(obs), np.int64))
+        run = {"reset": envs.reset, "step": lambda: envs.step([0]), "rollout": lambda: envs.rollout(2)}[request_kind]
+        with pytest.raises(ea.VectorStepError):
+            run()
+    # One reset before that, or one more: the first one is in place of a step that has raised.
+    assert len(Unready.tries) == min(restarts, 10) + 1

@@ -216,6 +216,22 @@ def test_recv_within_a_step_returns_only_what_was_sent_there():
         assert received == [2]
 
 
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_a_vector_that_an_in_process_env_may_not_close_stays_open(envs_per_actor):
+    with ea.VectorEnv([Asking] * 4, envs_per_actor=envs_per_actor, backend="inline") as envs:
+        envs.reset(seed=0)
+        Shared.asks = staticmethod(envs.close)
+        assert isinstance(value_or_error(envs[3].call("ask").result), RuntimeError)
+        assert envs.step([1] * 4)[0][:, 1].tolist() == [1] * 4
+
+
+def test_a_pool_that_an_in_process_actor_may_not_close_stays_open():
+    with ea.ActorPool(Asking, 2, backend="inline") as pool:
+        Shared.asks = staticmethod(pool.close)
+        assert isinstance(value_or_error(pool.submit("ask").result), RuntimeError)
+        assert pool.submit("echo", 1).result() == 1
+
+
 def test_an_in_process_env_cannot_close_its_own_actor():
     with ea.VectorEnv([Asking] * 2, backend="inline") as envs:
         envs.reset(seed=0)

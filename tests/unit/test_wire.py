@@ -407,6 +407,18 @@ def test_cached_functions_arrive_with_their_parameters():
     assert loads(dumps([lists, by_name]))[1] is by_name
 
 
+def test_a_cached_function_that_does_not_call_its_wrapped_one_is_refused():
+    """A copy would be made of the function that `functools.wraps` has named."""
+
+    def named(number):
+        return number
+
+    cached = functools.wraps(named)(functools.lru_cache(lambda number: number + 1))
+    assert cached(1) == 2
+    with pytest.raises(pickle.PicklingError, match=r"apply functools\.wraps first"):
+        dumps(cached)
+
+
 def test_cached_properties_and_generic_functions_arrive():
     class Lists:
         @functools.cached_property

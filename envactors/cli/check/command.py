@@ -75,7 +75,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--max-rss",
         type=at_least(1),
         metavar="BYTES",
-        help="the resident memory above which the env is killed "
+        help="the resident memory above which the env is killed, children included "
         f"(default: twice that of the process with the new env, plus {size(_MOST_GROWTH)})",
     )
     add_json(parser, "findings, times, and settings")
@@ -148,7 +148,7 @@ class Examination:
 
         self.times["start"] = self._wait(actor, actor.made_in())
         if self._max_rss is None:
-            self._max_rss = 2 * actor.stats().rss + _MOST_GROWTH
+            self._max_rss = 2 * _memory_of(actor) + _MOST_GROWTH
         self.findings += judge.judge_pickles(self._wait(actor, actor.refused_pickles()))
         if (refused := self._wait(actor, actor.refused_actions())) is not None:
             self.findings.append(judge.Finding("no actions", f"{refused}.", "Without it no step can be checked."))
@@ -183,7 +183,7 @@ class Examination:
         return judge(first, self._play(actor, steps), is_fresh=True)
 
     def _wait(self, actor: Any, future: ActorFuture[Any]) -> Any:
-        """Return the result of a call; kill the actor if its process grows above the limit meanwhile.
+        """Return the result of a call; kill the actor if its memory grows above the limit meanwhile.
 
         Raises:
             _BrokenOffError: The actor was killed, or the call failed; the reason is among the findings.
@@ -192,7 +192,7 @@ class Examination:
         from envactors.cli.check.findings import judge_size
 
         while not ea.wait([future], _MEMORY_CHECK).done:
-            memory = actor.stats().rss
+            memory = _memory_of(actor)
             if self._max_rss is not None and memory > self._max_rss:
                 actor.kill()
                 self.findings.append(judge_size(memory, self._max_rss))
@@ -228,6 +228,15 @@ class Examination:
             for name, key in (("start", "start"), ("reset", "reset_median"), ("step", "step_median"))
         )
         return [*lines, "", f"times: {times}", "", "suggested settings:", f"  {self.line}"]
+
+
+def _memory_of(actor: Any) -> int:
+    """Return how much memory the process of an actor and its children hold, in bytes."""
+    from envactors.cli.check.examiner import measure_children
+
+    stats = actor.stats()
+    memory: int = stats.rss if stats.pid is None else stats.rss + measure_children(stats.pid)[1]
+    return memory
 
 
 class _BrokenOffError(Exception):

@@ -192,6 +192,23 @@ class Examiner:
         return "its space does not contain it" if contains is not None and not contains(obs) else None
 
 
+def measure_children(pid: int) -> tuple[int, int]:
+    """Return how many descendants a process has, and how much memory only they use, in bytes.
+
+    Without psutil, which comes with the extra ``cli``, both are 0.
+    """
+    children, memory = [], 0
+    with contextlib.suppress(ImportError):
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(pid).children(recursive=True)
+        for child in children:
+            with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+                memory += child.memory_full_info().uss
+    return len(children), memory
+
+
 def median(values: list[float]) -> float:
     """Return the median of some durations; 0 if there are none."""
     return statistics.median(values) if values else 0.0
@@ -237,14 +254,13 @@ def _why_unsendable(info: Any) -> str | None:
 
 def _note_resources(held: dict[str, list[int]]) -> None:
     gc.collect()
+    children, memory_of_children = measure_children(os.getpid())
     now = {
         "bytes of memory": resident_memory(os.getpid()),
+        "bytes of memory in child processes": memory_of_children,
         "file descriptors": count_descriptors(),
         "threads": count_threads(),
+        "child processes": children,
     }
-    with contextlib.suppress(ImportError):  # psutil comes with the extra `cli`
-        import psutil
-
-        now["child processes"] = len(psutil.Process().children(recursive=True))
     for name, amount in now.items():
         held.setdefault(name, []).append(amount)

@@ -15,8 +15,7 @@ _SLOW_RESET, _SLOW_RESET_IN_STEPS = 0.2, 10
 # The share of the looks that come before a leak is looked for, since caches fill first.
 _WARM_UP = 1 / 3
 # A leak: the process holds this much more at the end, and it grew in this share of the intervals.
-_LEAST_LEAK = {"bytes of memory": 1 << 20}
-_LEAST_LEAK_OF_OTHERS = 4
+_LEAST_LEAK, _LEAST_LEAK_OF_BYTES = 4, 1 << 20
 _RISING = 0.7
 # Below this time a step costs less than its way to another process, so that several envs should share one, in seconds.
 _LIGHT_STEP = 1e-3
@@ -120,7 +119,7 @@ def judge_size(memory: int, limit: int) -> Finding:
     """Return the finding for an env that was killed because of its memory, given in bytes."""
     return Finding(
         "leak",
-        f"The env was killed, since its process held {size(memory)} of memory: more than {size(limit)}.",
+        f"The env was killed, since it held {size(memory)} of memory: more than {size(limit)}.",
         "Fix the leak; if the env needs this much memory, allow it with --max-rss.",
     )
 
@@ -134,7 +133,7 @@ def judge_looks(looks: Looks) -> tuple[list[Finding], dict[str, float]]:
         growth = settled[-1] - settled[0]
         intervals = len(settled) - 1
         rising = sum(after > before for before, after in itertools.pairwise(settled))
-        if growth < _LEAST_LEAK.get(name, _LEAST_LEAK_OF_OTHERS) or rising < _RISING * intervals:
+        if growth < (_LEAST_LEAK_OF_BYTES if "bytes" in name else _LEAST_LEAK) or rising < _RISING * intervals:
             continue
         episodes = intervals * looks.episodes
         leaks[name] = growth / (intervals * looks.steps)
@@ -165,7 +164,8 @@ def suggest(
         if name == "bytes of memory":
             recycle["max_memory"] = _round_up(memory + _MOST_LEAKED_BYTES)
         else:
-            recycle["max_steps"] = min(recycle.get("max_steps", 1 << 60), max(1, int(_MOST_LEAKED / per_step)))
+            most = _MOST_LEAKED_BYTES if "bytes" in name else _MOST_LEAKED
+            recycle["max_steps"] = min(recycle.get("max_steps", 1 << 60), max(1, int(most / per_step)))
     # A process is recycled between two episodes of its one env.
     if times["step_median"] < _LIGHT_STEP and not recycle:
         settings["envs_per_actor"] = "auto"

@@ -28,6 +28,7 @@ from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.vector.options import VectorOptions
+from envactors.vector.results import failure_in
 from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     reset_info = {**info}
     cut, last = reset_info.pop("TimeLimit.truncated"), reset_info.pop("final_info", {})
     # A failed step returns no info; ``final_info`` belongs to the previous step.
-    ending = {"failure": reset_info.pop("failure")} if "failure" in info else {**last}
+    ending = {"failure": reset_info.pop("failure")} if failure_in(info) is not None else {**last}
     ending["TimeLimit.truncated"] = cut
     if "final_obs" in info:
         ending["terminal_observation"] = reset_info.pop("final_obs")

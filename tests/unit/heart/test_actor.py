@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from fakes import SOON, call
@@ -19,6 +20,7 @@ from envactors.actor.recording import Recorder
 from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
 from envactors.backends.local import LocalWorker
+from envactors.mailbox import packing
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 
@@ -133,6 +135,20 @@ def test_a_factory_that_raises_at_the_first_start_is_not_retried(actors):
         future.result(SOON)
     assert isinstance(caught.value.__cause__, KeyError)
     assert actor.state is ActorState.DEAD
+
+
+def test_the_error_of_a_factory_does_not_count_the_time_in_which_other_envs_close(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker()
+    worker.reply(worker.take(), tuple(pack_failure(KeyError("no such env"), Fault.RAISED)), Kind.FAILED)
+    assert worker.take().kind == Kind.CLOSE
+    longest = time.monotonic() - actor.process.launched_at
+    time.sleep(0.01)
+    worker.crash()
+    with pytest.raises(ea.ActorStartError) as caught:
+        future.result(SOON)
+    assert caught.value.elapsed <= longest
 
 
 def test_a_call_that_is_slow_from_the_start_is_reported_and_continues(actors, caplog):
@@ -644,6 +660,26 @@ def test_an_internal_error_while_a_process_is_taken_closes_both_actors(actors, m
     assert spare.is_gone
 
 
+def test_a_standby_on_a_node_that_is_drained_moves_and_is_not_taken(actors):
+    lock = ChangeLock()
+    standby, spares = actors(lock=lock, is_standby=True)
+    spare = spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    spare.node = SimpleNamespace(name="far", draining=True)
+    actor, backend = actors(lock=lock, standbys=[standby.give_process])
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    worker.crash()
+    backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    assert spare.take().kind == Kind.CLOSE
+    spare.crash()
+    spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    assert standby.stats().restarts == 0
+    assert not actor.process.was_standby
+
+
 def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_next_process(actors):
     lock = ChangeLock()
     standby, spares = actors(lock=lock, is_standby=True)
@@ -839,6 +875,18 @@ def test_a_worker_that_sends_junk_in_place_of_the_failure_of_its_start_is_killed
     junk(worker, Kind.FAILED, 0)
     with pytest.raises(ea.ActorStartError, match="overwritten memory that it shares"):
         call(actor).result(SOON)
+
+
+@pytest.mark.parametrize("content", [b"", JUNK, bytes(8) + bytes([255]) * 40, packing.pack([(0, JUNK)])[:-1]])
+def test_a_worker_that_sends_junk_in_place_of_large_results_is_killed(stages, content):
+    stage = stages(2)
+    stage.start([1, 2])
+    worker = stage.worker()
+    junk(worker, Kind.OVERFLOW, 0, content)
+    stage.settle()
+    assert worker.was_killed
+    with pytest.raises(ea.VectorStepError, match="overwritten memory that it shares"):
+        stage.finish()
 
 
 def test_a_piece_of_a_reply_that_the_running_job_does_not_wait_for_is_dropped(actors):

@@ -76,7 +76,7 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-REQUEST = RequestFacts(user_called_reset=False, is_retry=False, ran_reset=False, would_report_loss=True)
+REQUEST = RequestFacts(user_called_reset=False, most_failures=1, ran_reset=False, would_report_loss=True)
 LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), may_continue=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import time
 from typing import ClassVar
 
 import gymnasium
@@ -566,3 +567,21 @@ def test_a_step_that_never_ran_is_counted_as_with_workers(autoreset):
                 envs.step(actions)
             completed.append(envs.stats().actors[0].completed - before)
     assert completed[0] == completed[1]
+
+
+class Lingering(Env):
+    """Records when it is closed, which takes a moment."""
+
+    closed_at = 0.0
+
+    def close(self):
+        Lingering.closed_at = time.monotonic()
+        time.sleep(0.01)
+
+
+def test_the_error_of_a_factory_does_not_count_the_time_in_which_other_envs_close():
+    factories = [Lingering, functools.partial(Env, most_incarnations=0)]
+    began = time.monotonic()
+    with pytest.raises(ea.ActorStartError, match="no more") as caught:
+        ea.VectorEnv(factories, backend="inline", envs_per_actor=2)
+    assert 0 < caught.value.elapsed <= Lingering.closed_at - began
