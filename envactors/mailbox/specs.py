@@ -108,6 +108,18 @@ def flatten(spec: Spec, value: Any) -> list[Any]:
     return [leaf for key in _keys(spec) for leaf in flatten(spec[key], value[key])]
 
 
+def flattener(spec: Spec) -> Callable[[Any], Sequence[Any]]:
+    """Return a function that returns the leaves of a conforming value, several times as fast as `flatten`."""
+    if isinstance(spec, ArraySpec):
+        return lambda value: (value,)
+    parts = [(key, None if isinstance(spec[key], ArraySpec) else flattener(spec[key])) for key in _keys(spec)]
+    if len(parts) > 1 and all(inner is None for _, inner in parts):
+        return operator.itemgetter(*[key for key, _ in parts])
+    return lambda value: [
+        leaf for key, inner in parts for leaf in ((value[key],) if inner is None else inner(value[key]))
+    ]
+
+
 def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
     """Build a value from its leaves."""
     if isinstance(spec, ArraySpec):
