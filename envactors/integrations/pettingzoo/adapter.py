@@ -60,7 +60,7 @@ class ParallelEnvAdapter(EnvAdapter):
         empty = *self._observations.make_empty(), np.zeros((FLAGS, len(names)), np.bool_)
         self._observation = empty if isinstance(record.spec, tuple) else zeros(record.spec)
         *self._arrays, self._flags = record.split(self._observation)
-        self._writers = [self._observations.writer(self._arrays, index) for index in range(len(names))]
+        self._writers = [(name, self._observations.writer(self._arrays, i)) for i, name in enumerate(names)]
         self._rows: list[list[bool]] = [[], [], [], []]  # flags of the last result
         self._all_live = False  # whether the last flags say that all agents are alive, and have observations
         self._rewards = np.zeros(len(names))
@@ -144,9 +144,7 @@ class ParallelEnvAdapter(EnvAdapter):
         names = self._agents.names
         if self._env.agents != names or any(terminations.values()) or any(truncations.values()):
             return False
-        if obs.keys() != self._index_of.keys() or False in [
-            write(obs[name]) for name, write in zip(names, self._writers, strict=True)
-        ]:
+        if obs.keys() != self._index_of.keys() or False in [write(obs[name]) for name, write in self._writers]:
             return False
         numbers = self._numbers
         for index, name in enumerate(names):
