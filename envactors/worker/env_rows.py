@@ -155,10 +155,9 @@ class EnvRow:
         # Actions without a spec come as payload.
         self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
         # Single numbers are written through memoryviews in a third of the time that arrays take.
-        is_number = layout.reward is None or not layout.reward.shape
-        self.reward_shape: Any = None if layout.reward is None or is_number else layout.reward.shape
-        rewards: Any = slab.rewards.reshape(2 * layout.envs, *slab.rewards.shape[2:])
-        self.rewards: Any = rewards.data if is_number else rewards
+        self.reward_shape: Any = (layout.reward or PLAIN_REWARD).shape or None
+        rewards = slab.rewards.reshape(2 * layout.envs, *slab.rewards.shape[2:])
+        self.rewards: Any = rewards.data if self.reward_shape is None else rewards
         self.terminated: memoryview[Any] = slab.terminated.reshape(-1).data
         self.truncated: memoryview[Any] = slab.truncated.reshape(-1).data
         self.cells: list[int] = [index, layout.envs + index]

@@ -17,7 +17,7 @@ PACKAGE = Path(ea.__file__).parent
 CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
-MOST_PACKAGE_LINES = 24_928
+MOST_PACKAGE_LINES = 24_960
 MOST_HEART_LINES = 6_114
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 

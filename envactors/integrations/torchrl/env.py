@@ -38,8 +38,6 @@ _REFUSED = {
     "autoreset": "TorchRL requests every reset itself, which is autoreset='disabled'",
     "copy": "TorchRL keeps the TensorDicts of a rollout, and views of the shared memory would change in them",
 }
-# `ActorEnv.step` leaves TensorDicts with these keys to its base class.
-_ASK_BASE_CLASS = frozenset(("_step", "next"))
 
 
 class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its module
@@ -126,7 +124,7 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         td = tensordict
         if type(td) is not TensorDict or (td.batch_size, td.device) != (self.batch_size, self.device):
             return super().step(td)
-        if td._has_names() or self.run_type_checks or not td.keys().isdisjoint(_ASK_BASE_CLASS):  # noqa: SLF001
+        if td._has_names() or self.run_type_checks or not td.keys().isdisjoint(("_step", "next")):  # noqa: SLF001
             return super().step(td)
         return td._set_str("next", self._step(td), validated=True, inplace=False)  # noqa: SLF001 # as in TorchRL
 
