@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import content_of, loads, pack_failure
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, STREAMED, Slab
-from envactors.mailbox.specs import ArraySpec, flatten, reader
+from envactors.mailbox.specs import ArraySpec, flattener, reader
 from envactors.worker import context
 from envactors.worker.host import Fields, HostedEnv, checksum
 
@@ -51,13 +51,14 @@ class PayloadError(Exception):
 def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
     """Run rows.
 
-    Most steps return one array as its spec says, a float, two bools, and an empty info. This writes them without a
-    call; `EnvRow.finish` does all else.
+    Most steps return one array and a reward as their specs say, two bools, and an empty info. This writes them without
+    a call; `EnvRow.finish` does all else.
 
     Args:
         due: Each row with its operation, in the bits of `envactors.mailbox.slab`, and the call id of its request.
     """
     forks, now, array, begun = context.forks, time.monotonic, np.ndarray, None
+    float64 = PLAIN_REWARD.dtype
     for row, op, call_id in due:
         index = row.index
         # Inlined from `ControlPage.record_env`.
@@ -73,7 +74,12 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                 obs, reward, terminated, truncated, info = result
                 if (
                     (type(obs) is array and obs.shape == row.shape and obs.dtype == row.dtype)
-                    and (type(reward) is float and type(terminated) is type(truncated) is bool)
+                    and (
+                        row.reward_shape is None
+                        if type(reward) is float
+                        else type(reward) is array and reward.shape == row.reward_shape and reward.dtype == float64
+                    )
+                    and type(terminated) is type(truncated) is bool
                     and (type(info) is dict and not info and context.forks == forks)
                     and not (row.resets_within_step and (terminated or truncated))
                 ):
@@ -117,9 +123,10 @@ class EnvRow:
         resets_within_step: As above.
         completed, encodings: Columns of the slab.
         terminated, truncated, rewards: Its columns with two buffers, the second after the first.
-        cells: Where each buffer of these has the env; the rewards only if they are plain.
-        plain_buffers: The two buffers of the observation, if it is one array and the reward a number; else None.
+        cells: Where each buffer of these has the env.
+        plain_buffers: The two buffers of the observation, if it is one array and the reward is in the row; else None.
         shape, dtype: Those of such an observation; else None.
+        reward_shape: The shape of an array of rewards; None for numbers.
     """
 
     index: int
@@ -148,13 +155,16 @@ class EnvRow:
         # Actions without a spec come as payload.
         self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
         # Single numbers are written through memoryviews in a third of the time that arrays take.
-        self.rewards: memoryview[Any] = slab.rewards.reshape(-1).data
+        self.reward_shape: Any = (layout.reward or PLAIN_REWARD).shape or None
+        rewards = slab.rewards.reshape(2 * layout.envs, *slab.rewards.shape[2:])
+        self.rewards: Any = rewards.data if self.reward_shape is None else rewards
         self.terminated: memoryview[Any] = slab.terminated.reshape(-1).data
         self.truncated: memoryview[Any] = slab.truncated.reshape(-1).data
         self.cells: list[int] = [index, layout.envs + index]
         self.completed: memoryview[int] = slab.completed.data
         self._slab = slab
         self._spec = layout.observation
+        self._flatten = flattener(self._spec)
         # The two buffers of the observation: for each a view per leaf, None for object leaves.
         self._buffers = [
             [None if leaf is None else leaf[buffer, index, ...] for leaf in slab.observations] for buffer in (0, 1)
@@ -162,7 +172,7 @@ class EnvRow:
         self.plain_buffers: Any = None
         self.shape: Any = None
         self.dtype: Any = None
-        if isinstance(self._spec, ArraySpec) and self._spec.batchable and layout.reward == PLAIN_REWARD:
+        if isinstance(self._spec, ArraySpec) and self._spec.batchable and layout.reward is not None:
             self.plain_buffers = [row for (row,) in self._buffers]
             self.shape, self.dtype = self._spec.shape, self._spec.dtype
 
@@ -282,13 +292,13 @@ class EnvRow:
         """Return how many rows of the vector are written."""
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
 
-    def _set_apart(self, fields: Fields) -> tuple[list[Any], Any]:
+    def _set_apart(self, fields: Fields) -> tuple[Sequence[Any], Any]:
         """Return the leaves of an observation, and the info with what has no place in the row; None without any.
 
         Raises:
             PayloadError: They cannot travel.
         """
-        leaves = flatten(self._spec, fields[0])
+        leaves = self._flatten(fields[0])
         info = fields[4]
         objects = [leaf for row, leaf in zip(self._buffers[0], leaves, strict=True) if row is None]
         if self._slab.layout.reward is None:
@@ -300,7 +310,7 @@ class EnvRow:
         except BaseException as error:
             raise unfit_result(error, fields) from error
 
-    def _write_arrays(self, buffer: int, leaves: list[Any], fields: Fields) -> None:
+    def _write_arrays(self, buffer: int, leaves: Sequence[Any], fields: Fields) -> None:
         """Write what has a place in the row."""
         cell = self.cells[buffer]
         _, reward, self.terminated[cell], self.truncated[cell], _ = fields
@@ -310,7 +320,7 @@ class EnvRow:
             if row is not None:
                 row[...] = leaf
         if self._slab.layout.reward is not None:
-            self._slab.rewards[buffer, self.index] = reward
+            self.rewards[cell] = reward
 
 
 def unfit_result(error: BaseException, fields: Fields) -> PayloadError:

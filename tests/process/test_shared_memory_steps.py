@@ -131,6 +131,24 @@ def test_rewards_of_several_numbers():
         assert {one.dtype for one in rewards} == {np.dtype(np.float64)}
 
 
+def test_rewards_of_other_types_are_converted_or_refused():
+    each = [np.array([1, 2.0]), np.array([3, 4], np.float32), [5, 6.0], np.ones(1), np.float64(7)]
+
+    class Odd(EchoEnv):
+        reward_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, each[int(action)], *rest
+
+    with ea.VectorEnv([lambda: Odd(0)]) as envs:
+        envs.reset(seed=0)
+        assert [envs.step([action])[1].tolist() for action in (0, 1, 2)] == [[[1, 2]], [[3, 4]], [[5, 6]]]
+        for action in (3, 4):
+            with pytest.raises(ea.VectorStepError, match="the reward of env 0 has shape"):
+                envs.step([action])
+
+
 def test_writing_to_an_info_does_not_change_other_infos():
     with ea.VectorEnv(
         [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(2)], on_failure="renew", autoreset="same_step"

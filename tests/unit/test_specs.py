@@ -18,6 +18,8 @@ from envactors.mailbox.specs import (
     OBJECT,
     batches_alike,
     conform,
+    flatten,
+    flattener,
     row_splitter,
     spec_of_space,
     spec_of_value,
@@ -179,6 +181,15 @@ def test_unpickled_specs_are_equal(space):
 
 
 # Batches -------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(all_spaces, seeds)
+def test_a_flattener_returns_the_leaves_of_flatten(space, seed):
+    spec, [value] = spec_of_space(space), samples_of(space, 1, seed)
+    ours, theirs = flattener(spec)(value), flatten(spec, value)
+    assert len(ours) == len(theirs)
+    assert all(one is other for one, other in zip(ours, theirs, strict=True))
 
 
 @quick

@@ -24,7 +24,7 @@ from envactors.integrations.ding.config import CONFIG, check_entries, check_valu
 from envactors.integrations.ding.envs import Envs
 from envactors.integrations.ding.resets import Resets, TriesSpentError, is_lost, is_unreadable
 from envactors.integrations.ding.states import States, require
-from envactors.integrations.ding.values import EnvState, config_dict, read_timesteps, register
+from envactors.integrations.ding.values import EnvState, config_dict, make_timesteps, register, restore
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.pickling import safe_str
 from envactors.mailbox.slab import PLAIN_REWARD
@@ -390,12 +390,14 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
     def _make_timesteps(self, ids: list[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> dict[int, Any]:
         """Return timesteps by env id. This updates the states of their envs, and starts automatic resets."""
         rows = obs if isinstance(obs, list) else self._split_rows(obs, len(ids))
-        over = done.tolist()
-        timesteps = read_timesteps(self._reward_spec, rows, rewards, over, infos)
-        if True in over or any(infos):
+        over, have_infos = done.tolist(), any(infos)
+        timesteps = make_timesteps(self._reward_spec, rows, rewards, over, infos)
+        if have_infos:
+            timesteps = [*map(restore, timesteps)]
+        if have_infos or True in over:
             for env_id, timestep in zip(ids, timesteps, strict=True):
                 if self._states.record_timestep(env_id, timestep):
                     self._begin_reset(env_id)
         else:
             self._states.record_rows(ids, rows)
-        return dict(zip(ids, timesteps, strict=True))
+        return dict(zip(ids, timesteps, strict=False))

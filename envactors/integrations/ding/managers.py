@@ -29,15 +29,13 @@ class SyncActorEnvManager(AsyncActorEnvManager):
     def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
         if not actions:
             return {}
-        ids = self._all_ids if len(actions) == self._env_num else list(actions)
-        each, env_ids = [*map(actions.__getitem__, ids)], None if ids is self._all_ids else ids
+        env_ids = None if (ids := list(actions)) == self._all_ids else ids
         try:
-            obs, rewards, done, _, infos = self._access.step_as_given(each, env_ids)
+            obs, rewards, done, _, infos = self._access.step_as_given(list(actions.values()), env_ids)
         except VectorStepError as error:
             failed = error
         else:
-            timesteps = self._make_timesteps(ids, obs, rewards, done, infos)
-            return timesteps if list(actions) == ids else {env_id: timesteps[env_id] for env_id in actions}
+            return self._make_timesteps(self._all_ids if env_ids is None else ids, obs, rewards, done, infos)
         timesteps = self._timesteps_of_failures(failed)
         return {env_id: timesteps[env_id] for env_id in actions}
 

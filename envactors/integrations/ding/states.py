@@ -79,7 +79,7 @@ class States:
     def record_rows(self, env_ids: Iterable[int], rows: Iterable[Any]) -> None:
         """Record the observations of steps that ended no episode."""
         self.waiting.difference_update(env_ids)
-        self.ready_obs.update(zip(env_ids, rows, strict=True))
+        self.ready_obs.update(zip(env_ids, rows, strict=False))
 
     def record_timestep(self, env_id: int, timestep: Any) -> bool:
         """Record a timestep.

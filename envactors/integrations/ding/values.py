@@ -94,14 +94,14 @@ def config_dict(values: Mapping[str, Any]) -> Any:
     return EasyDict(values)
 
 
-def read_timesteps(
+def make_timesteps(
     reward_spec: ArraySpec | None,
     rows: Sequence[Any],
     rewards: npt.NDArray[np.float64],
     done: Sequence[bool],
     infos: Sequence[Any],
 ) -> list[Any]:
-    """Return the timesteps of results. A timestep with more than four fields keeps the class that the env uses.
+    """Return the timesteps of results; those with infos then need `restore`.
 
     Args:
         reward_spec: Spec of the env's rewards; None for floats.
@@ -114,12 +114,11 @@ def read_timesteps(
         each: Any = rewards.tolist()
     else:
         each = rewards.astype(reward_spec.dtype).reshape(len(rewards), *reward_spec.shape)
-    timesteps = list(map(_make_timestep, zip(rows, each, done, infos, strict=False)))
-    return [*map(_restore, timesteps)] if any(infos) else timesteps
+    return list(map(_make_timestep, zip(rows, each, done, infos, strict=False)))
 
 
-def _restore(timestep: Any) -> Any:
-    """Return a timestep with the values that its row does not hold."""
+def restore(timestep: Any) -> Any:
+    """Return a timestep with the values that its row does not hold; a longer one keeps the class that the env uses."""
     info = timestep.info
     if type(info) is RawReward:
         return timestep._replace(reward=info.reward, info=info.info)

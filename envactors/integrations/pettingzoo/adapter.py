@@ -13,8 +13,8 @@ import numpy as np
 
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.adapter import EnvAdapter
-from envactors.integrations.pettingzoo.layout import FLAGS, LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout
-from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_space
+from envactors.integrations.pettingzoo.layout import FLAGS, LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout, Record
+from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_space, zeros
 
 _FIVE_DICTS = [dict] * 5
 
@@ -34,7 +34,7 @@ class MethodReadError(TypeError):
 class ParallelEnvAdapter(EnvAdapter):
     """An env with Gymnasium's methods whose values cover all possible agents of a ``ParallelEnv``.
 
-    An observation is a tuple of the arrays of an `AgentLayout` and of flags; agents that are not alive have zeros. The
+    An observation is a `Record` of all agents' observations and of flags; agents that are not alive have zeros. The
     reward is an array with one entry per agent. The episode ends when the last agent ends. The info contains all
     non-empty infos of agents, under ``"infos"``.
 
@@ -52,19 +52,17 @@ class ParallelEnvAdapter(EnvAdapter):
         self._index_of = {name: index for index, name in enumerate(names)}
         self._observations = AgentLayout([spec_of_space(observation_spaces[name]) for name in names])
         self._actions = AgentLayout([spec_of_space(action_spaces[name]) for name in names])
-        self.observation_space: tuple[ArraySpec, ...] = (
-            *self._observations.arrays,
-            ArraySpec((FLAGS, len(names)), np.dtype(np.bool_)),
-        )
+        record = Record(self._observations)
+        self.observation_space: Spec = record.spec
         self.action_space: Spec = action_spec(self._actions)
         self.reward_space: ArraySpec = ArraySpec((len(names),), np.dtype(np.float64))
         self._labels = [f"the observation of agent {name!r}" for name in names]
-        self._arrays = self._observations.make_empty()
-        self._writers = [self._observations.writer(self._arrays, index) for index in range(len(names))]
+        empty = *self._observations.make_empty(), np.zeros((FLAGS, len(names)), np.bool_)
+        self._observation = empty if isinstance(record.spec, tuple) else zeros(record.spec)
+        *self._arrays, self._flags = record.split(self._observation)
+        self._writers = [(name, self._observations.writer(self._arrays, i)) for i, name in enumerate(names)]
         self._rows: list[list[bool]] = [[], [], [], []]  # flags of the last result
         self._all_live = False  # whether the last flags say that all agents are alive, and have observations
-        self._flags = np.zeros((FLAGS, len(names)), np.bool_)
-        self._observation = (*self._arrays, self._flags)
         self._rewards = np.zeros(len(names))
         self._numbers = self._rewards.data  # writing to a memoryview takes a third of the time
 
@@ -116,8 +114,8 @@ class ParallelEnvAdapter(EnvAdapter):
         was_cut = is_over and any(self._rows[TRUNCATED])
         return observation, each, is_over and not was_cut, was_cut, _pack_infos(infos)
 
-    def _observe(self, obs: Any, rewards: Any, terminations: Any, truncations: Any) -> tuple[Any, ...]:
-        """Return the arrays of the observation. The next call overwrites them."""
+    def _observe(self, obs: Any, rewards: Any, terminations: Any, truncations: Any) -> Any:
+        """Return the observation. The next call overwrites it."""
         layout, arrays, live = self._observations, self._arrays, set(self._env.agents)
         if not live <= self._index_of.keys():
             raise SpaceMismatchError(
@@ -146,9 +144,7 @@ class ParallelEnvAdapter(EnvAdapter):
         names = self._agents.names
         if self._env.agents != names or any(terminations.values()) or any(truncations.values()):
             return False
-        if obs.keys() != self._index_of.keys() or False in [
-            write(obs[name]) for name, write in zip(names, self._writers, strict=True)
-        ]:
+        if obs.keys() != self._index_of.keys() or False in [write(obs[name]) for name, write in self._writers]:
             return False
         numbers = self._numbers
         for index, name in enumerate(names):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.pettingzoo.adapter import Agents
-from envactors.integrations.pettingzoo.layout import LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout
+from envactors.integrations.pettingzoo.layout import LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout, Record
 from envactors.mailbox.specs import conform, spec_of_space, split_batch
 from envactors.vector.results import Batch
 
@@ -77,6 +77,7 @@ class AgentBatches:
         self._all_ids = list(range(num_envs))
         self._index_of = {name: index for index, name in enumerate(self.names)}
         self._observations = AgentLayout([spec_of_space(agents.observation_spaces[name]) for name in self.names])
+        self._record = Record(self._observations)
         self._actions = AgentLayout([spec_of_space(agents.action_spaces[name]) for name in self.names])
 
     # Actions ---------------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ class AgentBatches:
         self, env_ids: Sequence[int], obs: Any, rewards: Any, truncated: Flags, infos: Sequence[dict[str, Any]]
     ) -> Results:
         """Convert the facade's results, and record which agents are alive."""
-        *arrays, flags = obs
+        *arrays, flags = self._record.split(obs)
         own: dict[int, dict[Any, Any]] = {}
         if any(infos):
             flags = flags.copy()  # the caller must not write to shared memory
@@ -154,9 +155,10 @@ class AgentBatches:
         """Return the infos of a copy, and correct its flags if its episode ended in the step or its env failed."""
         given = dict(info.get("infos", {}))
         final, failure = info.get("final_obs"), info.get("failure")
+        *arrays, last_flags = [flags] if final is None else self._record.split(final)
         # The flags at the end of the episode, if it ended. For a copy that failed, these are the flags of its last
         # result.
-        ended = flags.copy() if final is None else final[-1]
+        ended = last_flags.copy()
         if failure is not None and was_cut:
             were_live, ended = ended[LIVE], np.zeros_like(ended)
             ended[REPORTED] = ended[TRUNCATED] = were_live
@@ -166,7 +168,7 @@ class AgentBatches:
             flags[TERMINATED:] = ended[TERMINATED:]
             last = {} if failure is not None else info["final_info"].get("infos", {})
             for name in self._names(ended[REPORTED]):
-                final_obs = self._observations.get(final[:-1], self._index_of[name])
+                final_obs = self._observations.get(arrays, self._index_of[name])
                 given[name] = {**given.get(name, {}), "final_obs": final_obs, "final_info": last.get(name, {})}
         if failure is not None:
             for name in self._names(ended[REPORTED]):

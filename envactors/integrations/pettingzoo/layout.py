@@ -19,6 +19,7 @@ REPORTED: Final = 1  # the env returned an observation or a reward for the agent
 TERMINATED: Final = 2
 TRUNCATED: Final = 3
 FLAGS: Final = 4
+_BYTE: Final = np.dtype(np.uint8)
 
 
 class AgentLayout:
@@ -139,6 +140,33 @@ class AgentLayout:
         ]
         each = zip(self.specs, self._places, strict=True)
         return [unflatten(spec, iter([columns[i][position] for i, position in places])) for spec, places in each]
+
+
+class Record:
+    """The arrays of a layout and the flags as one observation: an array of bytes, or a tuple if some are lists.
+
+    A single array travels several times as fast as a tuple.
+
+    Args:
+        layout: The layout of the observations.
+
+    Attributes:
+        spec: The spec of the observation.
+    """
+
+    def __init__(self, layout: AgentLayout) -> None:
+        parts = (*layout.arrays, ArraySpec((FLAGS, len(layout.specs)), np.dtype(np.bool_)))
+        fields = [(str(index), part.dtype, part.shape) for index, part in enumerate(parts)]
+        self._fields = np.dtype(fields, align=True)
+        self._is_array = all(part.batchable for part in parts)
+        self.spec: Spec = ArraySpec((self._fields.itemsize,), _BYTE) if self._is_array else parts
+
+    def split(self, obs: Any) -> list[Any]:
+        """Return the arrays and the flags of one env, or of several along a first axis, as views."""
+        if not self._is_array:
+            return list(obs)
+        record = obs.view(self._fields)[..., 0]
+        return [record[name] for name in self._fields.names or ()]
 
 
 def _writer(spec: Spec, rows: Iterator[Any]) -> Callable[[Any], bool]:

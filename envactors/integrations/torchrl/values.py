@@ -32,7 +32,7 @@ from torchrl.envs import GymWrapper
 
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.pickling import safe_repr, safe_str
-from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, flattener, leaves, unflatten
 
 # Specs with one dense tensor of fixed shape per env. MultiOneHot is a subclass of OneHot.
 _DENSE = (Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded)
@@ -146,7 +146,7 @@ class Values:
     """
 
     def __init__(self, space: Space[Any], spec: Spec, composite: Composite) -> None:
-        self._spec = spec
+        self._spec, self._flatten = spec, flattener(spec)
         self._num_envs = composite.shape[0]
         # TorchRL calls an observation of bytes "pixels", and any other one "observation".
         tree = _tree_of_leaves(space, () if isinstance(space, spaces.Dict) else tuple(composite.keys()))
@@ -164,7 +164,7 @@ class Values:
             env_ids: Envs of the batch, while the rows of the others are zero; None for all, in order.
         """
         entries = {}
-        for leaf, values in zip(self._leaves, flatten(self._spec, batch), strict=True):
+        for leaf, values in zip(self._leaves, self._flatten(batch), strict=True):
             rows = values if leaf.start is None else values - leaf.start
             if env_ids is not None:
                 rows = spread(rows, env_ids, self._num_envs)
