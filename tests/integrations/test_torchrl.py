@@ -293,23 +293,6 @@ def test_a_mask_steps_only_some_envs(make, shape):
     assert env.step(now)["next", "observation"].tolist() == [[0, 2, 5], [1, 1, 5]]
 
 
-def test_a_step_takes_all_tensordicts_that_the_base_class_takes(make):
-    env = make(tellers(2))
-    now = env.reset().update(acting(env, 4))
-    assert env.step(now) is now
-    now["next", "note"] = torch.ones(2, 1)
-    assert env.step(now)["next", "note"].tolist() == [[1], [1]]  # entries of an earlier "next" stay
-    assert now["next", "observation"].tolist() == [[0, 2, 4], [1, 2, 4]]
-    named = env.step_mdp(now).update(acting(env, 5)).refine_names("env")
-    assert env.step(named)["next"].names == ["env"]
-    on_cpu = env.step_mdp(now).update(acting(env, 6)).to("cpu")
-    assert env.step(on_cpu)["next"].device == torch.device("cpu")
-    with pytest.raises(RuntimeError, match=r"env\.batch_size"):
-        env.step(env.step_mdp(now).update(acting(env, 7))[:1])
-    with pytest.raises(RuntimeError, match="lock"):
-        env.step(env.step_mdp(now).update(acting(env, 7)).lock_())
-
-
 def test_entries_of_infos(make):
     specs = {"n": Unbounded((), dtype=torch.int64), "seed": Bounded(0, 99, (1,))}
     env = make(tellers(2), info_spec=specs)

@@ -119,15 +119,6 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
 
     # Stepping --------------------------------------------------------------------------------------------
 
-    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step all envs; see ``EnvBase.step``, whose lookups take as long as a quarter of the step of light envs."""
-        td = tensordict
-        if type(td) is not TensorDict or (td.batch_size, td.device) != (self.batch_size, self.device):
-            return super().step(td)
-        if td._has_names() or self.run_type_checks or not td.keys().isdisjoint(("_step", "next")):  # noqa: SLF001
-            return super().step(td)
-        return td._set_str("next", self._step(td), validated=True, inplace=False)  # noqa: SLF001 # as in TorchRL
-
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step all envs, or those selected by ``"_step"``; the others keep their values from the TensorDict.
 
