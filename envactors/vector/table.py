@@ -382,7 +382,7 @@ class EnvTable:
         else:
             for index in ids:
                 self.status[index] = IDLE
-        if self.requests or self.outcome_at:
+        if self.requests or self.outcomes or self.outcome_at:
             for index in ids:
                 self.requests.pop(index, None)
                 self.outcomes.pop(index, None)

@@ -11,6 +11,7 @@ from fakes import LARGE, RAISE, SOON, wait_until
 from interrupting import interrupt
 
 import envactors as ea
+from envactors.actor.future import ReadyOutcome
 from envactors.actor.states import ActorState
 from envactors.vector.episodes import NEEDS_RESET
 from envactors.vector.table import IDLE, POSTED, QUEUED
@@ -323,6 +324,22 @@ def test_an_interrupted_repair_is_made_again(stages, at):
         future.result(SOON)
     assert list(stage.table.status) == [IDLE] * 2
     check_works(stage, 7)
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_an_interrupt_leaves_no_outcome_of_an_idle_env(stages, at):
+    stage = stages(1)
+    stage.envs.send([1])
+    table, lock = stage.table, stage.table.lock
+
+    def record():
+        with lock, lock.change(stage.actor()):
+            table.record_outcome(0, ReadyOutcome(None, ZeroDivisionError()))
+
+    interrupt(record, at, only={"record_outcome"})
+    lock.repair_if_interrupted()
+    check_works(stage, 7)
+    assert not table.outcomes
 
 
 @pytest.mark.parametrize("at", range(24))
