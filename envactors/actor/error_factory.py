@@ -5,7 +5,6 @@ Methods that use values of users, or their `str` or `repr`, say that they must n
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,9 @@ from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
 from envactors.mailbox.pickling import loads, safe_repr, safe_traceback, try_to_read, unpack_failure
+
+# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+_FAILED = Kind.FAILED
 
 
 class ErrorFactory:
@@ -66,12 +68,11 @@ class ErrorFactory:
 
     def outcome(self, activity: Activity, frame: Frame, pid: int | None) -> LazyOutcome:
         """Return the outcome of a call, whose reply is not read yet."""
-        read = functools.partial(self._read_reply, activity, frame, pid)
-        return LazyOutcome(read, is_failure=frame.kind == Kind.FAILED)
+        return LazyOutcome(self._read_reply, activity, frame, pid, is_failure=frame.kind == _FAILED)
 
     def _read_reply(self, activity: Activity, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
-        has_failed = frame.kind == Kind.FAILED
+        has_failed = frame.kind == _FAILED
         content, error = try_to_read(lambda: Failure(*loads(frame.payload)) if has_failed else loads(frame.payload))
         if error is not None:
             return None, self.unreadable(activity, frame.incarnation, pid, error)

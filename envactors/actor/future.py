@@ -72,26 +72,20 @@ class _Condition(RLock):
        that were added before have seen no end: they are copied to `unnotified`. Later threads see it, and add none.
     3. A callback thread acquires the lock once the call has ended, and notifies the waiters in `unnotified`.
 
-    Args:
-        waiters: The waiters of the future, which these functions add under the lock.
-
     Attributes:
         state: The state of the future. Its owner writes it, without this lock.
         visible_state: The state as it was when the lock was last acquired. The thread that holds the lock writes it.
+        waiters: The waiters of the future, which these functions add under the lock.
         unnotified: The waiters that were added before the end was visible. The thread that holds the lock writes them,
             and a callback thread notifies and removes them.
         was_acquired: Whether there may be waiters. Each thread that acquires the lock sets it.
     """
 
-    __slots__ = ("_waiters", "state", "unnotified", "visible_state", "was_acquired")
-
-    def __init__(self, waiters: list[Any]) -> None:
-        super().__init__()
-        self._waiters = waiters
-        self.state: str = _PENDING
-        self.visible_state: str = _PENDING
-        self.unnotified: list[Any] = []
-        self.was_acquired: bool = False
+    state: str = _PENDING
+    visible_state: str = _PENDING
+    waiters: Sequence[Any] = ()
+    unnotified: Sequence[Any] = ()
+    was_acquired: bool = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire the lock, and make the current state visible.
@@ -103,6 +97,7 @@ class _Condition(RLock):
         self.was_acquired = True
         is_acquired = super().acquire(blocking, timeout)
         if is_acquired:
+            self.waiters = self.waiters or []
             self.show_state()
         return is_acquired
 
@@ -110,7 +105,7 @@ class _Condition(RLock):
         """Make the current state visible. The lock must be held, unless an interrupt has left it to another thread."""
         if self.visible_state != self.state:
             self.visible_state = self.state
-            self.unnotified[:] = self._waiters
+            self.unnotified = [*self.waiters]
 
 
 class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
@@ -131,16 +126,16 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_after_events`.
     _is_urgent = True
 
+    # Defaults in the class, since an executor makes many futures at once.
+    _result: R | None = None
+    _exception: BaseException | None = None
+    _outcome: Outcome | None = None
+    _done_callbacks: Any = ()  # or a list
+
     def __init__(self, owner: Owner, keep_alive: object) -> None:
-        # What the base class sets, but for its condition: making that takes as long as all else here.
-        self._result: R | None = None
-        self._exception: BaseException | None = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[concurrent.futures.Future[R]], object]] = []
-        self._condition: Any = _Condition(self._waiters)
+        self._condition: Any = _Condition()
         self.owner: Owner = owner
-        self._keep_alive: object | None = keep_alive
-        self._outcome: Outcome | None = None
+        self._keep_alive: Any = keep_alive
         # Reentrant: a signal handler may ask for the result while its thread reads it.
         self._reading = RLock()
         self._ended = Latch()
@@ -152,6 +147,11 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
             """The state that `concurrent.futures` sees. In a fork that would wait forever, reading it raises."""
             self._check_will_end()
             return self._condition.visible_state
+
+        @property
+        def _waiters(self) -> list[Any]:
+            """The list to which `concurrent.futures` adds waiters, with the condition acquired."""
+            return self._condition.waiters
 
     # Users -----------------------------------------------------------------------------------------------
 
@@ -222,10 +222,11 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
             ActorClosedError: The call had not ended when this process was forked.
         """
         self._check_will_end()
-        self._done_callbacks.append(fn)
+        callbacks = self.__dict__.setdefault("_done_callbacks", [])  # in one step, since other threads add some, too
+        callbacks.append(fn)
         if self.done():
             with contextlib.suppress(ValueError):  # the other thread has taken it
-                self._done_callbacks.remove(fn)
+                callbacks.remove(fn)
                 _call_back(self, fn, Exception)
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -283,14 +284,16 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def set_running(self) -> None:
         """Mark the call as running; a retried call is already."""
-        if self._condition.state == _PENDING:
-            self._condition.state = _RUNNING
+        condition = self._condition
+        if condition.state == _PENDING:
+            condition.state = _RUNNING
 
     def set_outcome(self, outcome: Outcome) -> None:
         """End the call. If it has ended before, only notify those that wait, which completes an interrupted call."""
-        if self._condition.state in (_PENDING, _RUNNING):
+        condition = self._condition
+        if condition.state in (_PENDING, _RUNNING):
             self._outcome = outcome
-            self._condition.state = _FINISHED
+            condition.state = _FINISHED
         self._notify()
 
     def set_result(self, result: R) -> None:
@@ -364,20 +367,22 @@ class LazyOutcome:
 
     Args:
         read: Returns the result, or the exception. This may run code of users.
+        *args: Its arguments.
         is_failure: Whether it is an exception, as far as that is known before it is read.
     """
 
-    __slots__ = ("_content", "_read", "is_failure")
+    __slots__ = ("_args", "_content", "_read", "is_failure")
 
-    def __init__(self, read: Callable[[], tuple[Any, BaseException | None]], *, is_failure: bool) -> None:
+    def __init__(self, read: Callable[..., tuple[Any, BaseException | None]], *args: Any, is_failure: bool) -> None:
         self.is_failure: bool = is_failure
         self._read = read
+        self._args = args
         self._content: tuple[Any, BaseException | None] | None = None
 
     def read(self) -> tuple[Any, BaseException | None]:
         """Return the result, or the exception: the same one each time, unless several threads are the first to ask."""
         if self._content is None:
-            self._content = self._read()
+            self._content = self._read(*self._args)
         return self._content
 
 

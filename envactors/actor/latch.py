@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from _thread import LockType, allocate_lock
+from collections.abc import Sequence
 
 
 class Latch:
@@ -16,11 +17,8 @@ class Latch:
         is_set: Whether it is set, so that nobody waits any more.
     """
 
-    __slots__ = ("_gates", "is_set")
-
-    def __init__(self) -> None:
-        self.is_set: bool = False
-        self._gates: list[LockType] = []
+    is_set: bool = False
+    _gates: Sequence[LockType] = ()
 
     def mark_set(self) -> bool:
         """Have no more threads wait; return whether any are waiting, which `set` lets continue."""
@@ -38,10 +36,11 @@ class Latch:
         """Wait until the latch is set, at most this many seconds (None: no limit); return whether it is."""
         gate = allocate_lock()
         gate.acquire()
-        self._gates.append(gate)
+        gates: list[LockType] = self.__dict__.setdefault("_gates", [])  # in one step, since several threads may wait
+        gates.append(gate)
         try:
             if not self.is_set:  # checked once the gate is in the list: `set` may have run before that
                 gate.acquire(timeout=-1 if seconds is None else seconds)
         finally:
-            self._gates.remove(gate)
+            gates.remove(gate)
         return self.is_set

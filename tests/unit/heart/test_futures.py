@@ -157,9 +157,9 @@ def locked(make, monkeypatch):
     """A future with a waiter, whose condition an interrupt in `concurrent.futures.wait` has left locked."""
     monkeypatch.setattr("envactors.actor.future._LOCK_PATIENCE", 0.01)
     future, waiter = make(), concurrent.futures._base._AllCompletedWaiter(1, stop_on_exception=False)
-    future._waiters.append(waiter)
     thread, _ = in_thread(lambda: future._condition.acquire(timeout=SOON))
     thread.join()
+    future._waiters.append(waiter)
     return future, waiter
 
 
