@@ -263,8 +263,10 @@ class Actor(ActorBase):
             return was_queued
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
-        """Take the request of a future out of the queue; see `Tenant.withdraw`."""
-        return self.jobs.withdraw(future, end) or self.tenant.withdraw(future, end)
+        """Take the request of a future out of the queue, and start what waited behind it; see `Tenant.withdraw`."""
+        was_queued = self.jobs.withdraw(future, end) or self.tenant.withdraw(future, end)
+        self.jobs.dispatch()
+        return was_queued
 
     def kill(self, restart: bool) -> None:
         self.check_process()

@@ -93,8 +93,6 @@ class QueuedRows(Job):
         ids: Those that wait.
     """
 
-    needs_permit = True
-
     def __init__(self, table: EnvTable, group: GroupOfEnvs, ids: list[int]) -> None:
         self._table = table
         self._group = group
@@ -106,6 +104,11 @@ class QueuedRows(Job):
         """The envs that still wait in this job."""
         status, queued_in = self._table.status, self._group.queued_in
         return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
+
+    @property
+    def needs_permit(self) -> bool:  # type: ignore[override] # nobody sets it
+        """Whether any env still waits."""
+        return bool(self.ids)
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""

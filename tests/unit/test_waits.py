@@ -249,3 +249,15 @@ def test_a_thread_that_waits_for_all_results_does_not_keep_another_from_the_firs
         GATES[1].set()
         assert rest.ends_within(SOON)
         assert sorted(rest.result.env_ids.tolist()) == [1, 2]
+
+
+@pytest.mark.parametrize("ask", [lambda envs: envs.submit([1], [1])[0], lambda envs: envs[1].step(1)])
+def test_a_canceled_request_that_waits_for_a_permit_holds_up_no_call(ask):
+    with ea.VectorEnv([Gated] * 2, backend=BACKEND, max_running=1) as envs:
+        envs.reset()
+        (running,) = envs.submit([0], [0])
+        waiting, call = ask(envs), envs[1].echo(5)
+        assert waiting.cancel()
+        assert call.result(SOON) == 5
+        GATES[0].set()
+        running.result(SOON)
