@@ -165,8 +165,6 @@ class Checker:
         is_blamed = isinstance(failure, ea.ActorTimeoutError) and failure.method and failure.pid is not None
         if is_blamed and (failure.pid - FIRST_PID, failure.index) not in self.world.hung:
             raise Violation(f"it does not hang, and {failure!r}")
-        if is_blamed and failure.method == "rollout":
-            raise Violation(f"it does not say whether the policy or an env hangs: {failure!r}")
         model = self.models[env_id]
         is_own = is_blamed and failure.method == "step" and failure.index == env_id and model.is_pending
         if is_own and model.token not in (None, *self.world.hung[failure.pid - FIRST_PID, env_id]):

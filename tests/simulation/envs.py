@@ -70,7 +70,7 @@ class Misbehaving:
         elif kind == "nap":
             self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
         else:
-            world.hang(self._process.number, [self.env_id])
+            world.hang(self._process.number, self.env_id)
             seconds = None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1))
             env_id, token, number = world.log[-1]
             if (env_id, number) == (self.env_id, self._process.number) and (seconds is None or seconds > STEP_DEADLINE):
