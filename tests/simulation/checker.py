@@ -104,6 +104,8 @@ class Checker:
         retries: How many more times than once each call may run, by its token.
         uncertain: The tokens of calls that nobody knows of whether they have run.
         unordered: The tokens of calls that may have run at another time than in their order.
+        asked_before: For each call of another thread, the token of the user's last request before it was queued.
+        last_token: The last token of the user. Actions and calls are told apart by these.
         canceled: The tokens of calls that must not run.
         has_exhausted: Whether an actor has failed for good.
         resets_later: Whether an env may be reset in the next process within the step that ends its episode.
@@ -118,6 +120,8 @@ class Checker:
         self.retries: collections.Counter[int] = collections.Counter()
         self.uncertain: set[int] = set()
         self.unordered: set[int] = set()
+        self.asked_before: dict[int, int] = {}
+        self.last_token = 0
         self.canceled: set[int] = set()
         self.has_exhausted = False
         self.resets_later = False
@@ -126,6 +130,11 @@ class Checker:
         self._on_failure = on_failure
         self._seeds_episodes = seeds_episodes
         self.is_hidden = is_hidden
+
+    def next_token(self) -> int:
+        """Return another token."""
+        self.last_token += 1
+        return self.last_token
 
     def fail(self, env_id: int, failure: BaseException) -> None:
         model = self.models[env_id]
@@ -308,8 +317,9 @@ class Checker:
                 raise Violation(f"the seed of no episode, or of one before: {what}")
 
     def check_log(self) -> None:
-        """Check how often everything has run."""
+        """Check how often everything has run, and in which order."""
         self.world.check_errors()
+        self._check_order()
         each = collections.Counter(entry for entry in self.world.log if entry[1] is not None)
         runs: collections.Counter[tuple[int, int]] = collections.Counter()
         for (env_id, token, process), count in each.items():
@@ -327,3 +337,23 @@ class Checker:
             # After a raise, a call may have run, which makes the inputs others.
             if is_fatal and count > 2 + self.world.raised.total():
                 raise Violation(f"env {env_id} was asked {token}, which kills it, {count} times")
+
+    def _check_order(self) -> None:
+        """Check that calls have run after all that was asked before them, and steps after all such calls.
+
+        The steps of several envs run in any order, and so does what runs again.
+        """
+        last: collections.Counter[int] = collections.Counter()
+        last_call: collections.Counter[int] = collections.Counter()
+        seen = set(self.unordered)
+        for env_id, token, process in self.world.log:
+            if token is None or token in seen:
+                continue
+            seen.add(token)
+            before = last if token in self.retries else last_call
+            if self.asked_before.get(token, token) < before[process]:
+                raise Violation(f"process {process} ran {token} of env {env_id} after {before[process]}")
+            if token not in self.asked_before:
+                last[process] = max(last[process], token)
+                if token in self.retries:
+                    last_call[process] = token
