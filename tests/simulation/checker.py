@@ -304,7 +304,10 @@ class Checker:
         was_given = (model.token is None and model.seed is not None) or info["is_renewed"] or self._seeds_episodes
         if seed is not None and not was_given and (self.is_hidden or not self.replays):
             raise Violation(f"a seed that nobody gave: {what}")
-        if self._on_failure != "replay" and model.token is not None and (env_id, seed) in self.world.failed_seeds:
+        # A reset that the user has called may be tried again with its seed, unless failures are raised.
+        changes_seed = self._seeds_episodes and self._on_failure == "raise" and model.seed is None
+        changes_seed |= self._on_failure != "replay" and model.token is not None
+        if changes_seed and (env_id, seed) in self.world.failed_seeds:
             raise Violation(f"the seed of a reset that has failed: {what}")
         if self._seeds_episodes:
             root = model.root_seed
