@@ -104,6 +104,8 @@ class Checker:
         retries: How many more times than once each call may run, by its token.
         uncertain: The tokens of calls that nobody knows of whether they have run.
         unordered: The tokens of calls that may have run at another time than in their order.
+        asked_before: For each call of another thread, the token of the user's last request before it was queued.
+        last_token: The last token of the user. Actions and calls are told apart by these.
         canceled: The tokens of calls that must not run.
         has_exhausted: Whether an actor has failed for good.
         resets_later: Whether an env may be reset in the next process within the step that ends its episode.
@@ -118,6 +120,8 @@ class Checker:
         self.retries: collections.Counter[int] = collections.Counter()
         self.uncertain: set[int] = set()
         self.unordered: set[int] = set()
+        self.asked_before: dict[int, int] = {}
+        self.last_token = 0
         self.canceled: set[int] = set()
         self.has_exhausted = False
         self.resets_later = False
@@ -126,6 +130,11 @@ class Checker:
         self._on_failure = on_failure
         self._seeds_episodes = seeds_episodes
         self.is_hidden = is_hidden
+
+    def next_token(self) -> int:
+        """Return another token."""
+        self.last_token += 1
+        return self.last_token
 
     def fail(self, env_id: int, failure: BaseException) -> None:
         model = self.models[env_id]
@@ -165,8 +174,6 @@ class Checker:
         is_blamed = isinstance(failure, ea.ActorTimeoutError) and failure.method and failure.pid is not None
         if is_blamed and (failure.pid - FIRST_PID, failure.index) not in self.world.hung:
             raise Violation(f"it does not hang, and {failure!r}")
-        if is_blamed and failure.method == "rollout":
-            raise Violation(f"it does not say whether the policy or an env hangs: {failure!r}")
         model = self.models[env_id]
         is_own = is_blamed and failure.method == "step" and failure.index == env_id and model.is_pending
         if is_own and model.token not in (None, *self.world.hung[failure.pid - FIRST_PID, env_id]):
@@ -297,7 +304,10 @@ class Checker:
         was_given = (model.token is None and model.seed is not None) or info["is_renewed"] or self._seeds_episodes
         if seed is not None and not was_given and (self.is_hidden or not self.replays):
             raise Violation(f"a seed that nobody gave: {what}")
-        if self._on_failure != "replay" and model.token is not None and (env_id, seed) in self.world.failed_seeds:
+        # A reset that the user has called may be tried again with its seed, unless failures are raised.
+        changes_seed = self._seeds_episodes and self._on_failure == "raise" and model.seed is None
+        changes_seed |= self._on_failure != "replay" and model.token is not None
+        if changes_seed and (env_id, seed) in self.world.failed_seeds:
             raise Violation(f"the seed of a reset that has failed: {what}")
         if self._seeds_episodes:
             root = model.root_seed
@@ -310,8 +320,9 @@ class Checker:
                 raise Violation(f"the seed of no episode, or of one before: {what}")
 
     def check_log(self) -> None:
-        """Check how often everything has run."""
+        """Check how often everything has run, and in which order."""
         self.world.check_errors()
+        self._check_order()
         each = collections.Counter(entry for entry in self.world.log if entry[1] is not None)
         runs: collections.Counter[tuple[int, int]] = collections.Counter()
         for (env_id, token, process), count in each.items():
@@ -329,3 +340,23 @@ class Checker:
             # After a raise, a call may have run, which makes the inputs others.
             if is_fatal and count > 2 + self.world.raised.total():
                 raise Violation(f"env {env_id} was asked {token}, which kills it, {count} times")
+
+    def _check_order(self) -> None:
+        """Check that calls have run after all that was asked before them, and steps after all such calls.
+
+        The steps of several envs run in any order, and so does what runs again.
+        """
+        last: collections.Counter[int] = collections.Counter()
+        last_call: collections.Counter[int] = collections.Counter()
+        seen = set(self.unordered)
+        for env_id, token, process in self.world.log:
+            if token is None or token in seen:
+                continue
+            seen.add(token)
+            before = last if token in self.retries else last_call
+            if self.asked_before.get(token, token) < before[process]:
+                raise Violation(f"process {process} ran {token} of env {env_id} after {before[process]}")
+            if token not in self.asked_before:
+                last[process] = max(last[process], token)
+                if token in self.retries:
+                    last_call[process] = token

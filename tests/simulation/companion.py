@@ -53,7 +53,9 @@ class Companion:
             checker.retries[token] = 0
             world.note(f"the companion calls env {env_id} with {token}")
             try:
-                answer = self._envs[env_id].note(token).result(world.random.choice(_PATIENCE))
+                future = self._envs[env_id].note(token)
+                checker.asked_before[token] = checker.last_token
+                answer = future.result(world.random.choice(_PATIENCE))
             except ea.ActorClosedError:
                 return
             except (ea.ActorError, EnvFailedError, concurrent.futures.TimeoutError):

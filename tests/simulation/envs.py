@@ -70,7 +70,7 @@ class Misbehaving:
         elif kind == "nap":
             self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
         else:
-            world.hang(self._process.number, [self.env_id])
+            world.hang(self._process.number, self.env_id)
             seconds = None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1))
             env_id, token, number = world.log[-1]
             if (env_id, number) == (self.env_id, self._process.number) and (seconds is None or seconds > STEP_DEADLINE):
@@ -91,10 +91,12 @@ class SimulatedEnv(Misbehaving, EchoEnv):
     pace: ClassVar[float] = 0.0
     # The most episodes that end in a process before it is replaced; None if it never is.
     most_episodes: ClassVar[int | None] = None
+    # How many steps an episode has.
+    length: ClassVar[int] = 3
 
     def __init__(self) -> None:
         Misbehaving.__init__(self)
-        EchoEnv.__init__(self, episode_length=3)
+        EchoEnv.__init__(self, episode_length=self.length)
         self.tag = 0
         self._is_fresh, self._has_raised = True, False
         # How many episodes have ended here, without those too short for the process to be replaced.

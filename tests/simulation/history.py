@@ -37,7 +37,7 @@ class History:
         self._num_envs = self._random.randint(1, 4)
         self._autoreset: Any = self._random.choice(("next_step", "same_step", "disabled"))
         self._on_failure: Any = self._random.choice(("raise", "renew", "replay"))
-        self._seeds_episodes = self._random.random() < 0.2
+        self._seeds_episodes = self._random.random() < 0.35
         # Whether all that happens are crashes, of which a replay is to leave no trace.
         self._is_hidden = self._on_failure == "replay" and self._random.random() < 0.4
         self._checker = Checker(
@@ -84,7 +84,9 @@ class History:
         options = self._choose_failures()
         backend = SimulatedBackend(self.world, max_starting=self._random.choice((None, 1)))
         per_actor = self._random.choice((1, 1, 2, 3))
-        recycle = ea.RecyclePolicy(max_steps=2) if per_actor == 1 and self._random.random() < 0.2 else None
+        length = SimulatedEnv.length = self._random.choice((1, 3))
+        has_limit = per_actor == 1 and self._random.random() < 0.3
+        recycle = ea.RecyclePolicy(max_steps=min(length, 2)) if has_limit else None
         self._checker.resets_later = recycle is not None and self._autoreset == "same_step"
         SimulatedEnv.most_episodes = None
         if recycle is not None and self._on_failure != "replay":
@@ -94,7 +96,7 @@ class History:
         self.world.note(
             f"{self._num_envs} envs, {per_actor} an actor, {self._on_failure}, {self._autoreset}, "
             f"hangs {SimulatedEnv.may_hang}, {recycle}, seeds {self._seeds_episodes}, spaces {has_space}, "
-            f"hidden {self._is_hidden}, restarts {self._most_restarts}"
+            f"hidden {self._is_hidden}, restarts {self._most_restarts}, {length} steps an episode"
         )
         return ea.VectorEnv(
             [SimulatedEnv] * self._num_envs,

@@ -284,10 +284,6 @@ class Process(LocalWorker):
             self.wakes_at = self._world.now + seconds
             self.fiber.pause(lambda: self.wakes_at is None)
 
-    def hosted_ids(self) -> list[int]:
-        """Return the indices of its envs."""
-        return [hosted.index for hosted in self._server.host.hosted_envs]
-
     # What the caller does with it ------------------------------------------------------------------------
 
     @property

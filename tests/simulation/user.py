@@ -34,7 +34,6 @@ class User:
         models: What is known of each env.
         futures: The futures of steps that the user holds, by env.
         calls: The futures of calls that the user holds, with their envs and tokens.
-        tokens: What actions and calls are told apart by.
     """
 
     def __init__(self, envs: ea.VectorEnv, checker: Checker, *, is_interrupted: bool) -> None:
@@ -46,7 +45,6 @@ class User:
         self._is_hidden = checker.is_hidden
         self.futures: dict[int, Any] = {}
         self.calls: list[tuple[int, int, Any]] = []
-        self.tokens = iter(range(1, 1_000_000))
         self._call_ids = envs._engine.table.rows.call_ids
         self._interrupter = Interrupter(self.world) if is_interrupted else None
         actions = [self._step, self._step, self._send, self._receive, self._receive, self._submit, self._take_future]
@@ -207,7 +205,7 @@ class User:
             model = self.models[env_id]
             model.may_skip |= model.is_pending
             model.token_before = model.token if model.is_pending else None
-            model.token = None if resets else next(self.tokens)
+            model.token = None if resets else self.checker.next_token()
             model.is_pending = True
             model.seed = model.options = None
             model.posted = int(self._call_ids[env_id])
@@ -219,7 +217,7 @@ class User:
     def _reset_some(self) -> None:
         if ids := self._idle():
             seed = self.random.choice((None, 3, 1 << 64))
-            self.reset(ids, seed, self.random.choice((None, {"token": next(self.tokens)})))
+            self.reset(ids, seed, self.random.choice((None, {"token": self.checker.next_token()})))
 
     def reset(self, ids: list[int], seed: int | None = None, options: Any = None) -> None:
         """Reset envs, until no signal handler raises meanwhile."""
@@ -360,7 +358,7 @@ class User:
     # Calls and attributes --------------------------------------------------------------------------------
 
     def _start_call(self, *, is_certain: bool = True) -> tuple[int, int, Any]:
-        env_id, token = self.random.randrange(len(self.models)), next(self.tokens)
+        env_id, token = self.random.randrange(len(self.models)), self.checker.next_token()
         if not is_certain:
             self.checker.uncertain.add(token)
         retries = self.checker.retries[token] = self.random.choice((0, 0, 1))
@@ -406,7 +404,7 @@ class User:
             raise Violation(f"a call with {token} returns {answer}")
 
     def _set_attr(self) -> None:
-        env_id, token = self.random.randrange(len(self.models)), next(self.tokens)
+        env_id, token = self.random.randrange(len(self.models)), self.checker.next_token()
         model = self.models[env_id]
         model.tags.append(token)
         self.world.note(f"the user sets the attribute of env {env_id} to {token}")

@@ -11,7 +11,7 @@ import _thread
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 # The most events of one history: one that takes longer goes round in circles.
@@ -167,7 +167,7 @@ class World:
         failed_seeds: The seeds of resets that have raised: (env, seed).
         failed_resets: The envs that have raised in a reset since their last result.
         hung: What the envs run that hang (see ``log``), by the number of their process and their index.
-        late: How long the log was when a process began to hang, by its number.
+        late: The numbers of the processes in which something has hung.
         too_late: The processes in which a step takes longer than its deadline, by its env and token.
         replies: The call ids of all calls that workers have replied to.
         conditions: For each thread that waits for results, from the outermost: how many are missing.
@@ -193,7 +193,7 @@ class World:
         self.failed_seeds: set[tuple[int, int]] = set()
         self.failed_resets: set[int] = set()
         self.hung: dict[tuple[int, int], set[int | None]] = {}
-        self.late: dict[int, int] = {}
+        self.late: set[int] = set()
         self.too_late: dict[tuple[int, int | None], set[int]] = defaultdict(set)
         self.replies: set[int] = set()
         self.conditions: list[Callable[[], int]] = []
@@ -245,14 +245,12 @@ class World:
         self.processes.append(process)
         self.present.append(process)
 
-    def hang(self, process: int, env_ids: Iterable[int], *, in_policy: bool = False) -> None:
-        """Note that some envs of a process, or its policy, hang, at least for longer than their deadline."""
-        for env_id in env_ids:
-            ran = [token for env, token, place in self.log if (env, place) == (env_id, process)]
-            # A reset may belong to the step before it.
-            runs = set(ran[-2:] if ran[-1:] == [None] else ran[-1:])
-            self.hung.setdefault((process, env_id), set()).update(set() if in_policy else runs)
-        self.late.setdefault(process, len(self.log))
+    def hang(self, process: int, env_id: int) -> None:
+        """Note that an env of a process hangs, perhaps for longer than its deadline."""
+        ran = [token for env, token, place in self.log if (env, place) == (env_id, process)]
+        # A reset may belong to the step before it.
+        self.hung.setdefault((process, env_id), set()).update(ran[-2:] if ran[-1:] == [None] else ran[-1:])
+        self.late.add(process)
 
     # Where other threads may run -------------------------------------------------------------------------
 
