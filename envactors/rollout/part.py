@@ -221,7 +221,8 @@ class RolloutPart(Job):
         envs, position = self.envs.indices, progress.position
         index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
         running = Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
-        return self._activity_of_order if index in self._raised else running  # a step that has raised has ended
+        # A step that has raised has ended.
+        return self._activity_of_order._replace(started_at=progress.since) if index in self._raised else running
 
     def on_late(self, activity: Activity) -> None:
         """Accept the steps that are complete now. On this machine, no later ones count.
