@@ -97,7 +97,7 @@ class _Condition(RLock):
         self.was_acquired = True
         is_acquired = super().acquire(blocking, timeout)
         if is_acquired:
-            self.waiters = self.waiters or []
+            self.__dict__.setdefault("waiters", [])  # in one step, since a signal handler may wait, too
             self.show_state()
         return is_acquired
 

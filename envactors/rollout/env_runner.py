@@ -187,8 +187,7 @@ class EnvRunner:
                     self._write_result(hosted, plan, step, result)
                 except BaseException as error:
                     has_raised = True
-                    failure = as_failure(error, page)
-                    self._server.send_piece(RAISED, dumps((hosted.position, *failure)))
+                    self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))
             if context.forks != forks:
                 os._exit(1)  # env code or the policy forked, and the child returned to this loop
             if has_raised:

@@ -53,10 +53,9 @@ class RolloutFailures:
         behind. If one of them has an error to raise, the rollout ends there: the envs ahead take no further step, and
         their losses are left to the next rollout or call of `step`.
         """
-        envs, current = self._envs, self._envs.next_step
+        envs, current, to_raise = self._envs, self._envs.next_step, self.errors_to_raise
         for index, step in sorted(envs.accepted_steps.items(), key=operator.itemgetter(1)):
-            is_ahead = bool(self.errors_to_raise) and step > current
-            is_run = step < envs.steps and not is_ahead and index not in self.errors_to_raise
+            is_run = step < envs.steps and index not in to_raise and (step == current or not to_raise)
             if is_run and self._group.table.needs_lost_episode(index) and envs.next_kind(index) != KIND_REPEAT:
                 loss = self._group.recovery.lost_episode_loss(envs.activity(index, call_id))
                 self.recover(index, loss)

@@ -125,9 +125,8 @@ class InlineRollout:
             if failures:
                 results.errors_to_raise.update(failures)
                 results.errors_by_step.update({(step, index): each for index, each in failures.items()})
-                for index in envs:
-                    if index not in failures:
-                        self._write_observations(step + 1, range(index, index + 1))
+                for index in set(envs).difference(failures):
+                    self._write_observations(step + 1, range(index, index + 1))
                 return
             obs, starts = self._write_observations(step + 1, envs)
 

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from envactors.mailbox import packing
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
-# Keys of pieces with steps, and with the position and the failure of an env that has raised. The key of a piece with an
-# info is its cell; see `Trajectory.cell`.
+# Keys of pieces with steps, and with the position, the step, and the failure of an env that has raised. The key of a
+# piece with an info is its cell; see `Trajectory.cell`.
 STEPS: Final = (1 << 32) - 1
 RAISED: Final = (1 << 32) - 2
 

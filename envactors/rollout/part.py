@@ -8,9 +8,9 @@
       └▶ find_uncompleted  the process has ended
            └▶ handle_exit  it is known why, and what comes next
 
-`on_reply` and `find_uncompleted` accept the complete steps. `on_reply` and `handle_exit` then decide about the envs
-without a result, with `RolloutFailures`. If that leaves steps to run, the actor calls `start` again. Otherwise the part
-ends.
+`on_reply` and `find_uncompleted` accept the complete steps, and then decide about the envs that have raised, with
+`RolloutFailures`. `handle_exit` decides about the others without a result. If that leaves steps to run, the actor calls
+`start` again. Otherwise the part ends.
 
 Everything runs under the lock of the vector.
 """
@@ -121,8 +121,8 @@ class RolloutPart(Job):
         self._recipe_rule = _RecipeRule()
         # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order. Else None.
         self._late: Activity | None = None
-        # The envs that have raised, about which nothing is decided yet.
-        self._raised: list[tuple[int, Failure]] = []
+        # The step in which an env has raised, and its failure, by env, until that is decided about.
+        self._raised: dict[int, tuple[int, Failure]] = {}
         # Whether the worker is on another machine, whose steps come with replies.
         self._is_remote: bool = group.actor.config.backend.traits.is_remote
 
@@ -220,7 +220,9 @@ class RolloutPart(Job):
         # The policy acts for all envs. Env code may overwrite the position.
         envs, position = self.envs.indices, progress.position
         index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
-        return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
+        running = Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
+        # A step that has raised has ended.
+        return self._activity_of_order._replace(started_at=progress.since) if index in self._raised else running
 
     def on_late(self, activity: Activity) -> None:
         """Accept the steps that are complete now. On this machine, no later ones count.
@@ -240,7 +242,7 @@ class RolloutPart(Job):
             if key == STEPS and self._is_remote:
                 self.envs.trajectory.unpack(self.envs.indices, content)
             elif key == RAISED and self._late is None:
-                self._raised.append(load_message(self._raised_env, content))
+                self._raised.update([load_message(self._raised_env, content)])
             else:
                 self.envs.last_results.large_contents[key] = bytes(content)
 
@@ -270,8 +272,9 @@ class RolloutPart(Job):
             self._accept_completed()
         if self._late is not None:
             self.envs.drop_late_steps()
+        uncompleted = super().find_uncompleted(process)
         self._recover_raised()
-        return super().find_uncompleted(process)
+        return uncompleted
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
@@ -302,16 +305,17 @@ class RolloutPart(Job):
         """Accept the steps that the worker has completed."""
         self.actor.jobs.record_completed(accept_completed(self._group.table, self.envs))
 
-    def _raised_env(self, position: int, *fields: Any) -> tuple[int, Failure]:
-        """Return the env that a piece says has raised, and its failure."""
-        return self.envs.indices[position], Failure(*fields)
+    def _raised_env(self, position: int, step: int, *fields: Any) -> tuple[int, tuple[int, Failure]]:
+        """Return the env that a piece says has raised, the step, and the failure."""
+        return self.envs.indices[position], (step, Failure(*fields))
 
     def _recover_raised(self) -> None:
-        """Decide about the envs that have raised, once the steps before are accepted."""
-        raised, self._raised = self._raised, []
-        for index, failure in raised:
-            loss = self._group.recovery.raised_loss(self.envs.activity(index, self.call_id), failure)
-            self.failures.recover(index, loss)
+        """Decide about the envs that have raised, once the steps before are accepted, unless a node has lost these."""
+        raised, self._raised = self._raised, {}
+        for index, (step, failure) in raised.items():
+            if step == self.envs.accepted_steps[index]:
+                loss = self._group.recovery.raised_loss(self.envs.activity(index, self.call_id), failure)
+                self.failures.recover(index, loss)
 
     def _end_if_decided(self) -> bool:
         """End the part if nothing is left to run; return whether it has ended."""

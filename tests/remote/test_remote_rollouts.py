@@ -104,6 +104,19 @@ def test_a_lost_node_loses_only_the_steps_that_had_not_arrived(tmp_path, hasty, 
     assert found.rewards.shape == (20, 4)
 
 
+def test_an_exception_does_not_count_if_the_steps_before_it_are_lost_with_the_node(tmp_path, hasty, launcher):
+    """The env used to report it in the first step that was lost, also under "replay"."""
+    factories = [lambda: Walk(tmp_path / "raise", "raise", 4), lambda: Halting(tmp_path)]
+    with ea.VectorEnv(factories, envs_per_actor=2, backend=hasty, on_failure="replay") as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_policy)
+        future = envs.rollout_async(6)
+        wait_until(lambda: envs.actors[0]._actor.jobs.running._raised)
+        launcher.agents[envs.actors[0].node].kill()
+        (tmp_path / "go").touch()
+        assert future.result(SOON).failures == []
+
+
 def test_a_lost_node_raises(tmp_path, hasty, launcher):
     with make(tmp_path, hasty) as envs:
         future = roll(envs, tmp_path, launcher)

@@ -13,7 +13,16 @@ from helpers import SOON
 from interleaving import Lines, StoppingThread
 
 from envactors.mailbox import control_page
-from envactors.mailbox.control_page import NO_SPIN, POSTS, SPINNING, WAIT, ControlPage, page_size, spin_until_all
+from envactors.mailbox.control_page import (
+    AWAITED,
+    NO_SPIN,
+    POSTS,
+    SPINNING,
+    WAIT,
+    ControlPage,
+    page_size,
+    spin_until_all,
+)
 
 ROUNDS = 20
 
@@ -148,18 +157,24 @@ def sees(page, handled):
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_post_is_seen_or_rings_wherever_the_worker_is_in_its_spin(pages):
+@pytest.mark.parametrize("stopped", ["look", "post"])
+def test_a_post_is_seen_or_rings_wherever_either_side_is(pages, stopped):
     page, workers = pages
     page.counters[WAIT] = 1
     lines = Lines()
     for line in lines:
-        handled, rings = page.counters[POSTS], page.to_worker.rings
-        worker = StoppingThread(lambda n=handled: sees(workers, n), line, ("mailbox/control_page.py",)).start()
-        lines.has_stopped = worker.stops()
-        page.post_step(handled + 1, 1, streams=False)
-        worker.go_on()
-        assert worker.ends_within(SOON)
-        assert worker.result or page.to_worker.rings > rings, f"stopped after {line} lines"
+        handled, rings, seen = page.counters[POSTS], page.to_worker.rings, []
+        page.counters[AWAITED] = handled + 1  # as if the worker had spun for a while
+        sides = {
+            "look": lambda n=handled, seen=seen: seen.append(sees(workers, n)),
+            "post": lambda n=handled: page.post_step(n + 1, 1, streams=False),
+        }
+        thread = StoppingThread(sides.pop(stopped), line, ("mailbox/control_page.py",)).start()
+        lines.has_stopped = thread.stops()
+        sides.popitem()[1]()
+        thread.go_on()
+        assert thread.ends_within(SOON)
+        assert seen[0] or page.to_worker.rings > rings, f"stopped after {line} lines"
     assert lines.count > 10
 
 

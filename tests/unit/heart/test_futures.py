@@ -213,6 +213,17 @@ def test_a_waiter_that_looks_as_the_future_ends_is_notified(make):
     assert future._state == "FINISHED"
 
 
+def test_a_signal_handler_that_waits_for_a_future_drops_no_waiter_of_its_thread(make):
+    future, waiter = make(), concurrent.futures._base._AllCompletedWaiter(1, stop_on_exception=False)
+    future._condition.acquire()
+    waiters = future._waiters
+    concurrent.futures.wait([future], 0)  # the handler comes here
+    waiters.append(waiter)
+    future._condition.release()
+    future.set_outcome(ReadyOutcome(1))
+    assert waiter.event.wait(SOON)
+
+
 def test_a_canceled_future(make):
     future = make()
     future.set_canceled()

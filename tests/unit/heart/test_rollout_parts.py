@@ -15,7 +15,8 @@ from interleaving import StoppingThread
 from interrupting import interrupt
 
 import envactors as ea
-from envactors.mailbox.control_page import METHOD_POLICY, METHOD_STEP
+from envactors.mailbox.control_page import FINISHED, METHOD_POLICY, METHOD_STEP
+from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps
 from envactors.rollout import part
 from envactors.vector.episodes import NEEDS_RESET, RETIRING
@@ -394,6 +395,27 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
             assert rewards(rollout) == [[1.0, 2.0, 3.0]]
     stage.check()
     stage.reset(seed=1)
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_a_crash_after_an_exception_fails_no_second_step(stages, policy, on_failure):
+    policy.actions = {1: RAISE}
+    stage = make(stages, 1, on_failure=on_failure)
+    future = stage.envs.rollout_async(3)
+    worker, call_id = stage.worker(), stage.actor().jobs.running.call_id
+    with worker.keeping(Kind.RESULT):
+        worker.server.run_posted()
+    policy.actions = {}
+    worker.page.counters[FINISHED] = call_id - 1  # it has not replied
+    stage.crash()
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            future.result(SOON)
+        assert isinstance(caught.value.failures[0], RowError)
+    else:
+        assert [(step, type(error)) for step, _, error in future.result(SOON).failures] == [(1, RowError)]
+    stage.check()
 
 
 @pytest.mark.parametrize("method", [METHOD_STEP, METHOD_POLICY])
