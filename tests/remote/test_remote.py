@@ -315,7 +315,7 @@ def test_calls_to_a_process_that_crashed_do_not_run_in_the_next_one(shared):
 
 
 def test_a_lost_node_is_replayed(launcher):
-    backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
+    backend = ea.RemoteBackend(launcher, lease=2.0, heartbeat=0.2)
     with (
         ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend, on_failure="replay") as envs,
         ea.VectorEnv([EchoEnv] * 4, backend="inline") as undisturbed,

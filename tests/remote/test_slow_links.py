@@ -38,7 +38,7 @@ def patient(helper_processes):
 @LINKS
 @WAYS
 @pytest.mark.parametrize(
-    ("size", "lease"), [(4_000_000, 1.2), pytest.param(16_000_000, 3.0, marks=SOAK)], ids=["4 MB", "16 MB"]
+    ("size", "lease"), [(4_000_000, 1.8), pytest.param(16_000_000, 3.0, marks=SOAK)], ids=["4 MB", "16 MB"]
 )
 def test_a_payload_that_takes_longer_than_the_lease_loses_no_node(way, tls, size, lease):
     nodes = SlowNodes(tls=tls)
