@@ -107,6 +107,10 @@ class Actor(ActorBase):
         started_in: How long the last start took, in seconds; None before the first.
     """
 
+    # With types, since pyright calls a type that it has to infer ambiguous.
+    process: ActorProcess
+    last_exit_error: ActorError | None
+
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.phase: Phase = Phase.ASLEEP if config.is_on_demand else Phase.NEW

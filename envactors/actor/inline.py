@@ -76,6 +76,10 @@ class InlineActor(ActorBase):
         indices: The indices of its envs.
     """
 
+    # With types, since pyright calls a type that it has to infer ambiguous.
+    process: ActorProcess
+    last_exit_error: ActorError | None
+
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.vector: InlineVector | None = None

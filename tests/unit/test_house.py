@@ -17,8 +17,8 @@ PACKAGE = Path(ea.__file__).parent
 CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
-MOST_PACKAGE_LINES = 25_018
-MOST_HEART_LINES = 6_143
+MOST_PACKAGE_LINES = 25_022
+MOST_HEART_LINES = 6_147
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 
 
