@@ -269,7 +269,7 @@ class Actor(ActorBase):
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue, and start what waited behind it; see `Tenant.withdraw`."""
         was_queued = self.jobs.withdraw(future, end) or self.tenant.withdraw(future, end)
-        self.jobs.dispatch()
+        self.jobs.start_waiting()  # and nothing of a shared queue, since a session may be ending its actor
         return was_queued
 
     def kill(self, restart: bool) -> None:

@@ -143,7 +143,7 @@ MUTANTS = [
     # The jobs of an actor.
     Mutant(QUEUE + "on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
     Mutant(QUEUE + "on_reply", "self.dispatch()", "pass", HANGS),
-    Mutant(QUEUE + "_start_waiting", "running.request_end_ring()", "pass", HANGS),
+    Mutant(QUEUE + "start_waiting", "running.request_end_ring()", "pass", HANGS),
     Mutant(QUEUE + "enqueue", "sum(other.runs_first for other in self.waiting)", "len(self.waiting)", ORDER),
     Mutant(QUEUE + "try_run_rows", "or self.waiting ", "", ORDER),
     Mutant(QUEUE + "withdraw", "self.waiting.remove(job)", "pass", ONCE),
