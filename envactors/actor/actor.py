@@ -2,8 +2,8 @@
 
 Callers submit, cancel, close, and may read replies; the loop reports frames, exits, and timers; other threads of this
 library launch processes and read exceptions. Each of these events is one change under the lock; see
-`envactors.actor.change`. The thread of a caller may send jobs to a free worker, and kill the worker. Only
-threads of this library start processes and handle their exits.
+`envactors.actor.change`. The thread of a caller may send jobs to a free worker, and kill the worker. Only threads of
+this library start processes and handle their exits.
 
 The jobs of an actor are in `envactors.actor.job_queue`, the start of its processes is in `envactors.actor.starter`, and
 the decisions after an exit are in `envactors.actor.exits`.

@@ -208,21 +208,20 @@ class RolloutPart(Job):
 
         After a missed deadline, this is the late activity until the process has ended.
         """
-        worker = self.actor.process.worker
         if self._late is not None:
             return self._late
-        if worker is None:
+        if (page := self.actor.page) is None:
             return None
-        progress = worker.page.progress()
+        progress = page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
-        deadline = deadline_by_code(progress.method, self.actor.config.deadlines)
         # The policy acts for all envs. Env code may overwrite the position.
         envs, position = self.envs.indices, progress.position
         index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
-        running = Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
-        # A step that has raised has ended.
-        return self._activity_of_order._replace(started_at=progress.since) if index in self._raised else running
+        if index in self._raised:  # its step has ended
+            return self._activity_of_order._replace(started_at=progress.since)
+        deadline = deadline_by_code(progress.method, self.actor.config.deadlines)
+        return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
         """Accept the steps that are complete now. On this machine, no later ones count.
@@ -242,7 +241,7 @@ class RolloutPart(Job):
             if key == STEPS and self._is_remote:
                 self.envs.trajectory.unpack(self.envs.indices, content)
             elif key == RAISED and self._late is None:
-                self._raised.update([load_message(self._raised_env, content)])
+                load_message(self._record_raised, content)
             else:
                 self.envs.last_results.large_contents[key] = bytes(content)
 
@@ -264,9 +263,12 @@ class RolloutPart(Job):
         return self._end_if_decided()
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Accept the steps that an ended process has completed, recover envs that have raised, and return the rest.
+        """Return what an ended process has not completed.
 
-        After a missed deadline, `on_late` has accepted those of this machine, and later ones are dropped.
+        1. Accept the steps that it has completed. After a missed deadline, `on_late` has accepted those of this
+           machine, and later ones are dropped.
+        2. Find what it was running. That is no step that has raised, which step 3 forgets.
+        3. Decide about the envs that have raised.
         """
         if self._late is None or self._is_remote:
             self._accept_completed()
@@ -305,9 +307,9 @@ class RolloutPart(Job):
         """Accept the steps that the worker has completed."""
         self.actor.jobs.record_completed(accept_completed(self._group.table, self.envs))
 
-    def _raised_env(self, position: int, step: int, *fields: Any) -> tuple[int, tuple[int, Failure]]:
-        """Return the env that a piece says has raised, the step, and the failure."""
-        return self.envs.indices[position], (step, Failure(*fields))
+    def _record_raised(self, position: int, step: int, *fields: Any) -> None:
+        """Record an env that has raised, as a piece says."""
+        self._raised[self.envs.indices[position]] = step, Failure(*fields)
 
     def _recover_raised(self) -> None:
         """Decide about the envs that have raised, once the steps before are accepted, unless a node has lost these."""
