@@ -46,8 +46,6 @@ _LARGE = 1 << 16
 
 # In bytes. Other threads would wait while a longer pickle is loaded in one piece.
 _HUGE = 1 << 24
-# In bytes. How much of it is copied before other threads may run.
-_PIECE = 1 << 20
 
 # The byte of a pickle that refers to a class or function. As an int it is found in a tenth of the time.
 _REFERENCE: Final = pickle.STACK_GLOBAL[0]
@@ -231,13 +229,13 @@ def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool]
 def loads(data: bytes | bytearray | memoryview) -> Any:
     """Load what `dumps` has pickled; large arrays are writable views of ``data``, or of a copy if that is constant."""
     if data[0] != packing.MARK:
-        return pickle.loads(data) if len(data) < _HUGE else pickle.Unpickler(_PieceReader(data)).load()
+        return pickle.loads(data) if len(data) < _HUGE else pickle.Unpickler(_BytesReader(data)).load()
     pickled, *large = (part for _, part in packing.unpack(bytearray(data) if memoryview(data).readonly else data))
     return pickle.loads(pickled, buffers=large)
 
 
-class _PieceReader(io.RawIOBase):
-    """A file of bytes that lets other threads run while it copies many, as a pickle of large `bytes` has it do."""
+class _BytesReader(io.RawIOBase):
+    """A file of bytes. It copies many without the GIL, so that other threads run while large `bytes` are loaded."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         super().__init__()
@@ -245,12 +243,9 @@ class _PieceReader(io.RawIOBase):
 
     def readinto(self, target: Any) -> int:
         """Fill a buffer with the next bytes; return how many there were."""
-        filled = 0
-        while self._left and filled < len(target):
-            piece = self._left[: min(_PIECE, len(target) - filled)]
-            target[filled : filled + len(piece)] = piece
-            filled += len(piece)
-            self._left = self._left[len(piece) :]
+        filled = min(len(self._left), len(target))
+        np.copyto(np.asarray(memoryview(target)[:filled]), np.asarray(self._left[:filled]))
+        self._left = self._left[filled:]
         return filled
 
 

@@ -354,20 +354,25 @@ def test_other_threads_run_while_large_bytes_are_loaded():
     ticks, is_over = [0.0], threading.Event()
 
     def tick():
-        while not is_over.is_set():
+        while not is_over.wait(0.0001):
             ticks.append(time.perf_counter())
 
     thread = threading.Thread(target=tick)
     thread.start()
     has_run = False
-    for _ in range(100):  # the system may let other processes run at the wrong time
-        ticks.clear()
-        begun, _, ended = loads(pickled)
-        has_run = any(begun < when < ended for when in tuple(ticks))
-        if has_run:
-            break
-    is_over.set()
-    thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # they run only while nobody has the GIL
+    try:
+        for _ in range(100):  # the system may let other processes run at the wrong time
+            ticks.clear()
+            begun, _, ended = loads(pickled)
+            has_run = any(begun < when < ended for when in tuple(ticks))
+            if has_run:
+                break
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        thread.join()
     assert has_run
 
 
