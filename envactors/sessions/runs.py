@@ -66,8 +66,8 @@ class Run:
         self._pool = pool
         self._episode = episode
         self._retries = retries
-        called = episode if inspect.isroutine(episode) else getattr(type(episode), "__call__", episode)  # noqa: B004 # reads the method; `callable` was checked before
-        self._is_coroutine = inspect.iscoroutinefunction(called)
+        call = getattr(type(episode), "__call__", None)  # noqa: B004 # reads the method; `callable` was checked before
+        self._is_coroutine = any(map(inspect.iscoroutinefunction, (episode, call)))
         # The leases of the episodes that are running or waiting for an actor, oldest first.
         self._leases: dict[Lease[Any], None] = {}
         self._stopped_by: BaseException | None = None
@@ -125,12 +125,11 @@ class Run:
         return asyncio.get_running_loop().run_in_executor(threads, self._play_in_thread, task)
 
     def _play_in_thread(self, task: Any) -> Outcome:
-        if self._is_coroutine:
-            return asyncio.run(self._play(task))
         for trial, lease in self._trials(task):
             try:
                 with lease as trial.session:
-                    trial.value = self._episode(trial.session, task)
+                    value = self._episode(trial.session, task)
+                    trial.value = asyncio.run(value) if inspect.iscoroutine(value) else value
             except BaseException as error:  # KeyboardInterrupt and SystemExit end only this session
                 trial.error = error
         return trial.outcome()

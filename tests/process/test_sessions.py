@@ -444,6 +444,35 @@ def test_a_run_yields_one_outcome_per_task(pool, how):
     assert [outcomes[task].value for task in "abc"] == [["a"], ["b"], ["c"]]
 
 
+class AsyncEpisode:
+    """An object that is called like a coroutine function."""
+
+    async def __call__(self, env, task):
+        return await async_episode(env, task)
+
+
+def make_async_episode(env, task):
+    return async_episode(env, task)
+
+
+@pytest.mark.parametrize("how", ["run", "arun"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        AsyncEpisode(),
+        functools.partial(async_episode),
+        functools.partial(AsyncEpisode()),
+        make_async_episode,
+    ],
+    ids=["object", "partial", "partial of an object", "function"],
+)
+def test_whatever_returns_a_coroutine_is_a_coroutine_function(pool, how, function):
+    outcomes = outcomes_of(pool, how, ["a", "crash", "b"], function)
+    assert outcomes["a"].value == ["a"]
+    assert outcomes["b"].value == ["b"]
+    assert outcomes["crash"].kind == "died"
+
+
 class Flaky:
     """Crashes in the first two sessions of each task."""
 
