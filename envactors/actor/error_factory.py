@@ -40,7 +40,7 @@ class ErrorFactory:
 
     # Refused before it was sent ------------------------------------------------------------------------
 
-    def unpicklable_arguments(self, activity: Activity, cause: Exception) -> ActorError:
+    def unpicklable_arguments(self, activity: Activity, cause: BaseException) -> ActorError:
         """Return the error of arguments that could not be sent."""
         who, where = self._locate(activity)
         text = f"{self._sent_for(activity.method)} for {who} cannot be pickled: {safe_repr(cause)}"

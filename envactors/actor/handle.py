@@ -18,7 +18,7 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import PicklerClass, Sealed, ValuePickler, dumps
+from envactors.mailbox.pickling import PicklerClass, Sealed, ValuePickler, dumps, try_to_pickle
 from envactors.options import as_seconds, as_timeout, is_int
 from envactors.runtime import close_members
 
@@ -281,12 +281,10 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], pickler:
         ActorClosedError: The actor belongs to another process.
     """
     actor.check_process()
-    try:
-        call.payload = dumps(tuple(message), pickler)
-    except Exception as error:  # the reduction of an argument may raise anything
+    call.payload, error = try_to_pickle(lambda: dumps(tuple(message), pickler))
+    if error is not None:
         call.future.set_exception(actor.errors.unpicklable_arguments(Activity(call.method, call.index), error))
-        return False
-    return True
+    return error is None
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

@@ -188,7 +188,10 @@ def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray
     try:
         data = pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
         is_complete = not (_REFERENCE in data and b"__main__" in data)
-    except Exception:
+    except Exception as error:
+        was_raised_by_python = error.__traceback__.tb_next is not None  # type: ignore[union-attr] # it was raised here
+        if was_raised_by_python and _succeeds(lambda: pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)):
+            raise  # a signal handler has raised it
         is_complete = False
     if not is_complete:
         large.clear()
@@ -213,11 +216,11 @@ def pickle_argument(what: str, value: Any, pickle_it: Callable[[Any], Any] = dum
     Raises:
         SerializationError: It cannot be pickled.
     """
-    try:
-        return pickle_it(value)
-    except Exception as error:  # raised by code of users
+    pickled, error = try_to_pickle(lambda: pickle_it(value))
+    if error is not None:
         advice = "; make the object inside instead of capturing it" if callable(value) else ""
         raise SerializationError(f"{what} cannot be pickled: {safe_repr(error)}{advice}", **where) from error
+    return pickled
 
 
 def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:
@@ -276,9 +279,14 @@ def try_to_read(
         return None, error
 
 
-def _succeeds(read: Callable[[], object], kinds: tuple[type[BaseException], ...]) -> bool:
+def try_to_pickle(pickle_it: Callable[[], object]) -> tuple[Any, BaseException | None]:
+    """Run the reductions of users' values, like `try_to_read`; their exceptions may be of any kind."""
+    return try_to_read(pickle_it, kinds=(Exception,))
+
+
+def _succeeds(attempt: Callable[[], object], kinds: tuple[type[BaseException], ...] = (Exception,)) -> bool:
     try:
-        read()
+        attempt()
     except kinds:
         return False
     return True

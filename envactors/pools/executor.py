@@ -26,7 +26,7 @@ from envactors.backends.base import Backend
 from envactors.crashes.writer import CrashDir
 from envactors.errors import ActorClosedError
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import dumps, pickle_argument
+from envactors.mailbox.pickling import dumps, pickle_argument, try_to_pickle
 from envactors.options import Deadlines, EnvVars, RecyclePolicy, RestartPolicy, as_timeout, check_kind, is_int
 from envactors.pools.failure_kinds import FailureKind
 from envactors.pools.functions import FunctionPickler, Functions
@@ -66,7 +66,79 @@ class ExecutorStats:
     restarts: int
 
 
-class Executor(concurrent.futures.Executor, BoundToProcess):
+class ExecutorOptions:
+    """Submits functions with a deadline and retries. `Executor.options` makes it, and an `Executor` is one.
+
+    Args:
+        calls: The calls of the executor.
+        functions: Its functions.
+        limits: The deadline and the retries.
+    """
+
+    def __init__(self, calls: SharedCalls, functions: Functions, limits: _Limits) -> None:
+        self._calls = calls
+        self._functions = functions
+        self._limits = limits
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[R]:
+        """Run a function in a worker.
+
+        Args:
+            fn: The function, pickled immediately like its arguments.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            TypeError: ``fn`` cannot be called.
+            RuntimeError: The executor was shut down.
+        """
+        return self._submit(fn, "run", (args, kwargs))
+
+    def map(
+        self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[R]:
+        """Call a function with the items of iterables; return the results in their order.
+
+        Args:
+            fn: The function.
+            *iterables: Its arguments, one iterable each; the shortest ends the calls. All calls are submitted at once.
+            timeout: How long all results may take, in seconds; None for no limit.
+            chunksize: How many calls travel together. They share a deadline, and fail together.
+
+        Raises:
+            ValueError: ``chunksize`` or ``timeout`` is out of range.
+            RuntimeError: The executor was shut down.
+        """
+        timeout = as_timeout(timeout, "map(timeout=...)", may_be_past=True)
+        if not is_int(chunksize):
+            raise ValueError(f"map(chunksize={chunksize!r}): expected an int >= 1")
+        end = None if timeout is None else time.monotonic() + timeout
+        items = zip(*iterables, strict=False)
+        if chunksize == 1:
+            return _results([self._submit(fn, "run", (args, {})) for args in items], end)
+        chunks = iter(lambda: list(itertools.islice(items, min(chunksize, sys.maxsize))), [])
+        futures = [self._submit(fn, "run_chunk", (chunk,)) for chunk in chunks]
+        return (chunk.pop(0) for chunk in _results(futures, end) for _ in range(len(chunk)))
+
+    def _submit(self, fn: Callable[..., Any], method: str, args: tuple[Any, ...]) -> ActorFuture[Any]:
+        if not callable(fn):
+            raise TypeError(f"cannot submit {fn!r}: expected a function")
+        calls, title = self._calls, getattr(fn, "__qualname__", None) or type(fn).__qualname__
+        encoded, error = try_to_pickle(lambda: self._functions.encode(fn))
+        # If it fails, pickling the message fails in the same way, and the future gets the error.
+        message: tuple[Any, ...] = 0, method, (fn if error is not None else encoded, *args), {}
+        future: ActorFuture[Any] = SharedFuture(calls)
+        call = SharedCall(title, 0, Kind.CALL, future, *self._limits)
+        try:
+            calls.submit(call, message, FunctionPickler)
+        except ActorClosedError as error:
+            if calls.is_closed:
+                raise RuntimeError(f"cannot submit {title!r}: the executor was shut down") from None
+            raise error from None
+        return future
+
+
+class Executor(ExecutorOptions, concurrent.futures.Executor, BoundToProcess):
     """Runs functions in worker processes, like `concurrent.futures.ProcessPoolExecutor`, and is never broken.
 
     A function that crashes its worker, exits, or passes its deadline fails only its own future. Its worker is then
@@ -121,8 +193,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         check_kind("recycle", recycle, RecyclePolicy, type(None))
         if recycle is not None and recycle.max_steps is not None:
             raise ValueError(f"Executor(recycle={recycle!r}): only vectors run steps; use max_calls")
-        self._defaults = _check_limits(deadline, retries, "Executor")
-        self._functions = Functions()
+        limits = _check_limits(deadline, retries, "Executor")
         what, call = "the initializer or its arguments", (initializer, initargs)
         pickled = None if initializer is None else pickle_argument(what, call, _pickle_initializer)
         is_inline = backends.resolve(backend).traits.is_inline
@@ -143,41 +214,10 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             )
             for index in range(max_workers or usable_cores())
         ]
-        self._calls = SharedCalls(handles, lock, max_pending, recycle)
+        super().__init__(SharedCalls(handles, lock, max_pending, recycle), Functions(), limits)
         _open.add(self._calls)
         atexit.unregister(_shut_down_all)
         atexit.register(_shut_down_all)  # before the actors are closed, which `envactors.runtime` has registered
-
-    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[R]:
-        """Run a function in a worker.
-
-        Args:
-            fn: The function, pickled immediately like its arguments.
-            *args: Its arguments.
-            **kwargs: Its keyword arguments.
-
-        Raises:
-            TypeError: ``fn`` cannot be called.
-            RuntimeError: The executor was shut down.
-        """
-        return self._submit(fn, "run", (args, kwargs), self._defaults)
-
-    def map(
-        self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
-    ) -> Iterator[R]:
-        """Call a function with the items of iterables; return the results in their order.
-
-        Args:
-            fn: The function.
-            *iterables: Its arguments, one iterable each; the shortest ends the calls. All calls are submitted at once.
-            timeout: How long all results may take, in seconds; None for no limit.
-            chunksize: How many calls travel together. They share a deadline, and fail together.
-
-        Raises:
-            ValueError: ``chunksize`` or ``timeout`` is out of range.
-            RuntimeError: The executor was shut down.
-        """
-        return self._map(fn, iterables, timeout, chunksize, self._defaults)
 
     def options(self, *, deadline: float | None = None, retries: int | None = None) -> ExecutorOptions:
         """Return the same executor with another deadline, or other retries.
@@ -189,11 +229,11 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         Raises:
             ValueError: A value is negative.
         """
-        own_deadline, own_retries = self._defaults
+        own_deadline, own_retries = self._limits
         deadline = own_deadline if deadline is None else deadline
         limits = _check_limits(deadline, own_retries if retries is None else retries, "options")
         self._calls.first_actor.warn_of_deadlines(limits[0])
-        return ExecutorOptions(self, limits)
+        return ExecutorOptions(self._calls, self._functions, limits)
 
     def stats(self) -> ExecutorStats:
         """Return how calls have ended, and what the workers are doing."""
@@ -231,63 +271,6 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
     def __repr__(self) -> str:
         stats = self.stats()
         return f"<executor of {len(self._calls.handles)} workers: {stats.running} running, {stats.waiting} waiting>"
-
-    def _submit(self, fn: Callable[..., Any], method: str, args: tuple[Any, ...], limits: _Limits) -> ActorFuture[Any]:
-        if not callable(fn):
-            raise TypeError(f"cannot submit {fn!r}: expected a function")
-        calls, title = self._calls, getattr(fn, "__qualname__", None) or type(fn).__qualname__
-        future: ActorFuture[Any] = SharedFuture(calls)
-        call = SharedCall(title, 0, Kind.CALL, future, *limits)
-        try:
-            calls.submit(call, (0, method, (self._encode(fn), *args), {}), FunctionPickler)
-        except ActorClosedError as error:
-            if calls.is_closed:
-                raise RuntimeError(f"cannot submit {title!r}: the executor was shut down") from None
-            raise error from None
-        return future
-
-    def _encode(self, fn: Callable[..., Any]) -> Callable[..., Any] | bytes:
-        try:
-            return self._functions.encode(fn)
-        except Exception:  # pickling the message fails in the same way, and the future gets the error
-            return fn
-
-    def _map(
-        self,
-        fn: Callable[..., Any],
-        iterables: tuple[Iterable[Any], ...],
-        timeout: float | None,
-        chunksize: int,
-        limits: _Limits,
-    ) -> Iterator[Any]:
-        timeout = as_timeout(timeout, "map(timeout=...)", may_be_past=True)
-        if not is_int(chunksize):
-            raise ValueError(f"map(chunksize={chunksize!r}): expected an int >= 1")
-        end = None if timeout is None else time.monotonic() + timeout
-        items = zip(*iterables, strict=False)
-        if chunksize == 1:
-            return _results([self._submit(fn, "run", (args, {}), limits) for args in items], end)
-        chunks = iter(lambda: list(itertools.islice(items, min(chunksize, sys.maxsize))), [])
-        futures = [self._submit(fn, "run_chunk", (chunk,), limits) for chunk in chunks]
-        return (chunk.pop(0) for chunk in _results(futures, end) for _ in range(len(chunk)))
-
-
-class ExecutorOptions:
-    """An executor with its own deadline and retries for calls. `Executor.options` makes it."""
-
-    def __init__(self, executor: Executor, limits: _Limits) -> None:
-        self._executor = executor
-        self._limits = limits
-
-    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[R]:
-        """Run a function in a worker; see `Executor.submit`."""
-        return self._executor._submit(fn, "run", (args, kwargs), self._limits)
-
-    def map(
-        self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
-    ) -> Iterator[R]:
-        """Call a function with the items of iterables; see `Executor.map`."""
-        return self._executor._map(fn, iterables, timeout, chunksize, self._limits)
 
 
 def _pickle_initializer(call: tuple[Callable[..., object] | None, Iterable[Any]]) -> bytes:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.inline import InlineActor
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
+from envactors.mailbox.pickling import try_to_pickle
 from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import Episodes
@@ -138,10 +140,10 @@ class Engine(abc.ABC):
         """
         converted = []
         for index, value in zip(envs.ids, values, strict=True):
-            try:
-                converted.append(convert(value))
-            except Exception as error:  # raised by code of users
+            result, error = try_to_pickle(functools.partial(convert, value))
+            if error is not None:
                 raise self._actor_by_env[index].errors.unpicklable_arguments(Activity(method, index), error) from error
+            converted.append(result)
         return converted
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures as cf
 import gc
+import itertools
 import pickle
 import signal
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from helpers import FORK_SERVER, SOON, is_gone, promised, wait_for_path, wait_until
+from interrupting import interrupt
 
 import envactors as ea
 
@@ -650,6 +652,19 @@ def test_shutdown_ends_a_submit_that_waits(tmp_path):
     (tmp_path / "gate").touch()
     first.result(SOON)
     assert waiting.result(SOON) == 1
+
+
+@pytest.mark.parametrize("function", [functions.identity, lambda number: number], ids=["by name", "by value"])
+def test_an_exception_of_a_signal_handler_in_submit_is_raised_there(pool, function):
+    made = []
+    for number in itertools.count():
+        made.clear()
+        where = interrupt(lambda: made.append(pool.submit(function, 1)), number)
+        if where is None:
+            break
+        assert not made, where
+    assert number > 10
+    assert pool.submit(function, 2).result(SOON) == 2
 
 
 # Initializers, and functions that travel by value ----------------------------------------------------------------

@@ -473,6 +473,42 @@ def test_dumps_raises_for_values_that_do_not_pickle():
         dumps([1, threading.Lock()])
 
 
+class Interrupted:
+    """Pickles, but an exception of a signal handler comes while it does for the first time."""
+
+    was_pickled = False
+
+    def __reduce__(self):
+        if not self.was_pickled:
+            self.was_pickled = True
+            raise TimeoutError("of a signal handler")
+        return Interrupted, ()
+
+
+@pytest.mark.parametrize("pickle_it", [dumps, functools.partial(pickling.pickle_argument, "it")])
+def test_an_exception_of_a_signal_handler_while_a_value_is_pickled_is_raised(pickle_it):
+    with pytest.raises(TimeoutError, match="of a signal handler"):
+        pickle_it(Interrupted())
+
+
+class Changing:
+    """Its dict changes while it is pickled for the first time, as another thread may change it."""
+
+    def __init__(self):
+        self.values = {"key": self, "other": 1}
+        self.was_pickled = False
+
+    def __getstate__(self):
+        if not self.was_pickled:
+            self.was_pickled = True
+            self.values["new"] = 1
+        return {}
+
+
+def test_a_dict_that_changes_while_it_is_pickled_is_pickled_again():
+    assert loads(dumps(Changing().values))["new"] == 1
+
+
 # Exceptions ----------------------------------------------------------------------------------------------
 
 
