@@ -1,22 +1,29 @@
 """The globals of functions that are pickled by value, in a worker: one namespace per module.
 
 Functions of ``__main__`` travel by value, and cloudpickle gives each of them its own globals. Functions of an executor
-share those of their module, as in a process that has imported it. Whatever code in the worker assigns to a global name,
-such as an initializer, stays: the values that come with later functions do not replace it.
+share those of their module, as in a process that has imported it. Whatever code in the worker assigns to a global name
+stays, and so does a value that the initializer changes: the values that come with later functions do not replace it.
 """
 
 from __future__ import annotations
 
 import dis
+import gc
+import itertools
+import operator
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+from envactors.mailbox.pickling import loads
+
 _MISSING: Final = object()
 # The name of a module that workers can import, else an empty one, and an id of its globals.
 Key: TypeAlias = tuple[str, int]
+# Values whose contents, if they have any, are not of one global alone.
+_NO_CONTENTS: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 _GLOBAL_NAMES: Final = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 
 
@@ -29,22 +36,23 @@ class Namespace:
 
     Attributes:
         values: The globals.
+        assigned: The names of those that stay, whatever comes with functions.
     """
 
     def __init__(self, values: dict[str, Any], assigned: dict[str, Any]) -> None:
         self.values: dict[str, Any] = {**values, **assigned}
-        # The globals as they were last written, what was written then, and the names that code has assigned.
+        # The globals as they were last written, and what was written then.
         self._known = dict(self.values)
         self._written: dict[str, Any] | None = None
-        self._assigned = set(assigned)
+        self.assigned = set(assigned)
 
     def write(self, sent: dict[str, Any]) -> None:
         """Write the values that came with a function, except those that code in this worker has assigned."""
         if sent is self._written:
             return
         known = self._known
-        self._assigned.update(name for name, value in self.values.items() if known.get(name, _MISSING) is not value)
-        self.values.update((name, value) for name, value in sent.items() if name not in self._assigned)
+        self.assigned.update(name for name, value in self.values.items() if known.get(name, _MISSING) is not value)
+        self.values.update((name, value) for name, value in sent.items() if name not in self.assigned)
         self._known, self._written = dict(self.values), sent
 
 
@@ -54,11 +62,13 @@ class _Namespaces(threading.local):
     Attributes:
         all: The namespaces.
         assigned: The globals of modules that the initializer has assigned, by the names of the modules.
+        sent: The values that came with the function that is being loaded.
     """
 
     def __init__(self) -> None:
         self.all: dict[Key, Namespace] = {}
         self.assigned: dict[str, dict[str, Any]] = {}
+        self.sent: dict[Key, dict[str, Any]] = {}
 
 
 _namespaces = _Namespaces()
@@ -68,7 +78,13 @@ def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]
     """Call an initializer. Functions of modules that are loaded later see the globals that it assigns there."""
     modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
     before = [dict(values) for _, values in modules]
+    spaces = _namespaces.all.values()
+    sent = [(space, name, [*_contents_of(value)]) for space in spaces for name, value in space.values.items()]
     function(*arguments)
+    for space, name, contents in sent:
+        pairs = itertools.zip_longest(contents, _contents_of(space.values.get(name)))
+        if not all(itertools.starmap(operator.is_, pairs)):
+            space.assigned.add(name)
     for (name, now), old in zip(modules, before, strict=True):
         _namespaces.assigned[name] = {key: new for key, new in dict(now).items() if old.get(key, _MISSING) is not new}
 
@@ -83,14 +99,22 @@ def globals_for_load(key: Key, values: dict[str, Any]) -> dict[str, Any]:
 def write_sent(key: Key, sent: dict[str, Any]) -> dict[str, Any]:
     """Write the globals that a function uses; return those that are left to write, which are none."""
     _namespaces.all[key].write(sent)
+    _namespaces.sent.setdefault(key, {}).update(sent)
     return {}
 
 
-def write_again(function: types.FunctionType, sent: dict[str, Any]) -> None:
+def load_function(pickled: bytes) -> tuple[types.FunctionType, dict[Key, dict[str, Any]]]:
+    """Load a function; return it with the values that have come with it, for `write_again`."""
+    _namespaces.sent = {}
+    function = loads(pickled)
+    sent, _namespaces.sent = _namespaces.sent, {}
+    return function, sent
+
+
+def write_again(parts: dict[Key, dict[str, Any]]) -> None:
     """Write the values that came with a function again, if another function has come with others."""
-    for namespace in _namespaces.all.values():
-        if namespace.values is function.__globals__:
-            namespace.write(sent)
+    for key, sent in parts.items():
+        _namespaces.all[key].write(sent)
 
 
 def global_names(code: types.CodeType) -> Iterator[str]:
@@ -103,17 +127,11 @@ def global_names(code: types.CodeType) -> Iterator[str]:
             yield from global_names(constant)
 
 
-def globals_of(function: types.FunctionType) -> dict[str, Any]:
-    """Return the globals that a function uses, and those that functions among these use."""
-    found: dict[str, Any] = {}
-    functions = [function]
-    while functions:
-        one = functions.pop()
-        for name in set(global_names(one.__code__)) - found.keys():
-            value = one.__globals__.get(name, _MISSING)
-            if value is not _MISSING:
-                found[name] = value
-                inner = getattr(value, "__wrapped__", value)
-                if isinstance(inner, types.FunctionType) and inner.__globals__ is function.__globals__:
-                    functions.append(inner)
-    return found
+def _contents_of(value: Any) -> Iterator[Any]:
+    """Yield a value, the items of containers in it, and the attributes of objects in it."""
+    found, seen = [value], set[int]()
+    for one in found:  # which grows meanwhile
+        yield one
+        if id(one) not in seen and not isinstance(one, _NO_CONTENTS):
+            seen.add(id(one))
+            found += gc.get_referents(one)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.mailbox.pickling import loads
-from envactors.pools.namespaces import call_initializer, globals_of, write_again
+from envactors.pools.namespaces import Key, call_initializer, load_function, write_again
 
 # How many functions a worker keeps.
 _MOST_FUNCTIONS = 64
@@ -24,7 +24,7 @@ class FunctionRunner:
 
     def __init__(self, initializer: bytes | None) -> None:
         # The functions that came as pickles, with the globals that came with them; the one that was used last is last.
-        self._loaded: OrderedDict[bytes, tuple[types.FunctionType, dict[str, Any]]] = OrderedDict()
+        self._loaded: OrderedDict[bytes, tuple[types.FunctionType, dict[Key, dict[str, Any]]]] = OrderedDict()
         if initializer is not None:
             call_initializer(*loads(initializer))
 
@@ -48,11 +48,10 @@ class FunctionRunner:
         if not isinstance(function, bytes):
             return function
         if function not in self._loaded:
-            loaded: types.FunctionType = loads(zlib.decompress(function))
-            self._loaded[function] = loaded, globals_of(loaded)
+            self._loaded[function] = load_function(zlib.decompress(function))
             if len(self._loaded) > _MOST_FUNCTIONS:
                 self._loaded.popitem(last=False)
         else:
             self._loaded.move_to_end(function)
-            write_again(*self._loaded[function])
+            write_again(self._loaded[function][1])
         return self._loaded[function][0]

@@ -775,6 +775,29 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_assigned(run_
     )
 
 
+def test_functions_of_the_main_script_see_what_the_initializer_has_changed_in_place(run_in_main):
+    run_in_main(
+        """
+    import types
+    parts, nested, kept, seen = [], {"models": {}}, {"key": 1}, {"key": 1}
+    holder = types.SimpleNamespace(model=None)
+
+    def fill(value):
+        table["model"] = nested["models"]["first"] = holder.model = value
+        parts.append(kept["key"])
+
+    def read():
+        return table["model"], table["key"], parts, nested["models"]["first"], holder.model, kept["key"]
+
+    with ea.Executor(2, initializer=functools.partial(fill, "loaded")) as pool:
+        for number in (1, 2):
+            kept["key"] = number
+            assert pool.submit(read).result() == ("loaded", 1, [1], "loaded", "loaded", number)
+            assert pool.submit(scale, 1).result() == 4
+        """
+    )
+
+
 def test_local_functions_see_what_the_initializer_of_their_module_has_assigned(monkeypatch):
     monkeypatch.setattr(functions, "calls", 5)
     with executor(1, initializer=functions.set_state, initargs=("loaded",)) as pool:
