@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
@@ -24,6 +25,9 @@ from envactors.pools.shared_calls import SharedCall, SharedCalls, SharedFuture
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# The longest timeout that `concurrent.futures.as_completed` takes, in seconds: it adds the time at which it begins.
+_LONGEST = threading.TIMEOUT_MAX / 2
 
 
 class ActorPool(BoundToProcess, Generic[T_co]):
@@ -124,7 +128,8 @@ class ActorPool(BoundToProcess, Generic[T_co]):
         """Like `map`, but return the results in the order in which they come; ``timeout`` is for all of them."""
         timeout = as_timeout(timeout, "map_unordered(timeout=...)")
         futures = [self.submit(method, item) for item in iterable]
-        return (future.result() for future in as_completed(futures, timeout))
+        limit = None if timeout is None else min(timeout, _LONGEST)
+        return (future.result() for future in as_completed(futures, limit))
 
     def close(self, timeout: float | None = None) -> None:
         """Close all actors, and cancel the calls that wait for one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import itertools
+import math
 import os
 import signal
 import sys
@@ -394,6 +395,13 @@ def test_map_keeps_no_result_that_it_has_returned():
             reference = weakref.ref(array)
             del array
             wait_until(lambda reference=reference: gc.collect() is not None and reference() is None)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300])
+@pytest.mark.parametrize("how", ["map", "map_unordered"])
+def test_results_may_take_any_time(how, timeout):
+    with ea.ActorPool(Worker, 1, backend="process") as pool:  # which starts while the caller waits
+        assert list(getattr(pool, how)("echo", [1], timeout=timeout)) == [1]
 
 
 @pytest.mark.parametrize("kind", [ea.ActorPool, ea.SessionPool])
