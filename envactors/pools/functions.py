@@ -7,7 +7,6 @@ each worker loads it once.
 
 from __future__ import annotations
 
-import operator
 import sys
 import types
 import zlib
@@ -18,7 +17,7 @@ from typing import Any, Final
 import cloudpickle
 
 from envactors.mailbox.pickling import CACHED_FUNCTION, IMMUTABLE, ValuePickler, dumps, has_importable_name
-from envactors.pools.namespaces import Key, global_names, globals_for_load, write_sent
+from envactors.pools.namespaces import Key, global_names, globals_for_load, has_same_items, write_sent
 
 # How many functions stay pickled.
 _MOST_FUNCTIONS = 256
@@ -107,7 +106,7 @@ class _Pickle:
             if values.get(name, _MISSING) is not value:
                 return False
         for function, parts in self._functions:
-            if not _is_same(_parts(function), parts):
+            if not has_same_items(_parts(function), parts):
                 return False
         return bool(self.pickled)
 
@@ -139,7 +138,3 @@ class _Pickle:
 def _parts(function: types.FunctionType) -> list[Any]:
     """Return the parts of a function that can be replaced, and whether it has attributes."""
     return [function.__code__, bool(vars(function)), function.__defaults__, *(function.__kwdefaults__ or {}).values()]
-
-
-def _is_same(parts: list[Any], others: list[Any]) -> bool:
-    return len(parts) == len(others) and all(map(operator.is_, parts, others))

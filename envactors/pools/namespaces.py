@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from envactors.mailbox.pickling import loads
+from envactors.mailbox.pickling import IMMUTABLE, loads
 
 _MISSING: Final = object()
 # The name of a module that workers can import, else an empty one, and an id of its globals.
@@ -82,8 +82,8 @@ def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]
     sent = [(space, name, [*_contents_of(value)]) for space in spaces for name, value in space.values.items()]
     function(*arguments)
     for space, name, contents in sent:
-        pairs = itertools.zip_longest(contents, _contents_of(space.values.get(name)))
-        if not all(itertools.starmap(operator.is_, pairs)):
+        pairs = itertools.zip_longest(contents, _contents_of(space.values.get(name)), fillvalue=list[Any]())
+        if not all(itertools.starmap(has_same_items, pairs)):
             space.assigned.add(name)
     for (name, now), old in zip(modules, before, strict=True):
         _namespaces.assigned[name] = {key: new for key, new in dict(now).items() if old.get(key, _MISSING) is not new}
@@ -127,11 +127,17 @@ def global_names(code: types.CodeType) -> Iterator[str]:
             yield from global_names(constant)
 
 
-def _contents_of(value: Any) -> Iterator[Any]:
-    """Yield a value, the items of containers in it, and the attributes of objects in it."""
+def has_same_items(items: list[Any], others: list[Any]) -> bool:
+    """Return whether two lists have the same objects."""
+    return len(items) == len(others) and all(map(operator.is_, items, others))
+
+
+def _contents_of(value: Any) -> Iterator[list[Any]]:
+    """Yield a value, the items of containers in it, and the attributes of objects in it, in lists."""
     found, seen = [value], set[int]()
+    yield [value]
     for one in found:  # which grows meanwhile
-        yield one
         if id(one) not in seen and not isinstance(one, _NO_CONTENTS):
             seen.add(id(one))
-            found += gc.get_referents(one)
+            yield (contents := gc.get_referents(one))
+            found += [each for each in contents if type(each) not in IMMUTABLE]

@@ -779,12 +779,13 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_changed_in_pl
     run_in_main(
         """
     import types
-    parts, nested, kept, seen = [], {"models": {}}, {"key": 1}, {"key": 1}
+    parts, nested, kept = [], {"models": {"first": None}}, {"key": 1}
     holder = types.SimpleNamespace(model=None)
 
     def fill(value):
         table["model"] = nested["models"]["first"] = holder.model = value
-        parts.append(kept["key"])
+        parts.append(None)
+        kept["key"]
 
     def read():
         return table["model"], table["key"], parts, nested["models"]["first"], holder.model, kept["key"]
@@ -792,7 +793,7 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_changed_in_pl
     with ea.Executor(2, initializer=functools.partial(fill, "loaded")) as pool:
         for number in (1, 2):
             kept["key"] = number
-            assert pool.submit(read).result() == ("loaded", 1, [1], "loaded", "loaded", number)
+            assert pool.submit(read).result() == ("loaded", 1, [None], "loaded", "loaded", number)
             assert pool.submit(scale, 1).result() == 4
         """
     )
