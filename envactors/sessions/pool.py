@@ -284,8 +284,8 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         """Run an episode for each task; at most ``size`` episodes run at a time.
 
         Args:
-            episode: Called as ``episode(env, task)``, in a thread; a coroutine function gets a separate event loop.
-                What it returns becomes the ``value`` of the outcome.
+            episode: Called as ``episode(env, task)``, in a thread. If it returns a coroutine, as coroutine functions
+                do, that runs in an event loop of the thread. The result becomes the ``value`` of the outcome.
             tasks: The tasks. The iterable is advanced only when an actor is free, and then before the outcome that has
                 freed it is yielded, so that no actor waits for the caller.
             retries: How often a task is retried after a retryable failure.
