@@ -104,8 +104,12 @@ def fail(text="no"):
     raise ValueError(text)
 
 
-def start_stubborn_child(path):
-    """Start a grandchild that ignores SIGTERM and writes its pid, then hang."""
+def start_stubborn_child(path, steps=()):
+    """Start a grandchild that ignores SIGTERM and writes its pid, then hang.
+
+    With the step "session" both leave the worker's session, with "fork" the child ends, and with "env" the grandchild
+    gets no variables.
+    """
     code = (
         "import signal, sys, time, os, pathlib\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -113,8 +117,10 @@ def start_stubborn_child(path):
         "os.rename(sys.argv[1] + '.part', sys.argv[1])\n"
         "time.sleep(1000)\n"
     )
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}, sys.argv[1]])"
-    subprocess.Popen([sys.executable, "-c", child, path])
+    start = "Popen" if "fork" in steps else "run"
+    options = f"start_new_session={'session' in steps}" + (", env={}" if "env" in steps else "")
+    child = f"import subprocess, sys; subprocess.{start}([sys.executable, '-c', {code!r}, sys.argv[1]], {options})"
+    subprocess.Popen([sys.executable, "-c", child, path], start_new_session="session" in steps)
     wait_for(path)
     sleep_in_c()
 

@@ -196,11 +196,11 @@ class Executor(ExecutorOptions, concurrent.futures.Executor, BoundToProcess):
         limits = _check_limits(deadline, retries, "Executor")
         what, call = "the initializer or its arguments", (initializer, initargs)
         pickled = None if initializer is None else pickle_argument(what, call, _pickle_initializer)
-        is_inline = backends.resolve(backend).traits.is_inline
+        traits = backends.resolve(backend).traits
         lock = ChangeLock()
         handles = [
             make_actor(
-                [functools.partial(FunctionRunner, pickled)],
+                [functools.partial(FunctionRunner, pickled, has_process=traits.can_kill)],
                 name=f"{name}-{index}",
                 first=index,
                 backend=backend,
@@ -208,7 +208,7 @@ class Executor(ExecutorOptions, concurrent.futures.Executor, BoundToProcess):
                 restart=RestartPolicy(max_restarts=math.inf, backoff=0),
                 env_vars=env_vars,
                 crash_dir=crash_dir,
-                lock=None if is_inline else lock,
+                lock=None if traits.is_inline else lock,
                 is_on_demand=True,
                 is_executor=True,
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from envactors.mailbox.pickling import loads
 from envactors.pools.namespaces import Key, call_initializer, load_function, write_again
+from envactors.system import processes
 
 # How many functions a worker keeps.
 _MOST_FUNCTIONS = 64
@@ -20,9 +21,12 @@ class FunctionRunner:
 
     Args:
         initializer: The pickle of a function and its arguments; None for no initializer.
+        has_process: Whether it has a process for itself, with which the processes that functions start are to end.
     """
 
-    def __init__(self, initializer: bytes | None) -> None:
+    def __init__(self, initializer: bytes | None, *, has_process: bool) -> None:
+        if has_process:
+            processes.claim_descendants()
         # The functions that came as pickles, with the globals that came with them; the one that was used last is last.
         self._loaded: OrderedDict[bytes, tuple[types.FunctionType, dict[Key, dict[str, Any]]]] = OrderedDict()
         if initializer is not None:

@@ -414,19 +414,25 @@ def test_the_deadline_of_the_executor_counts_from_when_a_worker_could_run_the_ca
             second.result(SOON)
 
 
-def test_nothing_is_left_of_a_call_whose_grandchild_ignores_sigterm(pool, tmp_path):
+@pytest.mark.parametrize("steps", [(), ("session",), ("session", "fork"), ("session", "fork", "env")])
+def test_nothing_is_left_of_a_call_whose_grandchild_ignores_sigterm(pool, tmp_path, steps):
     path = tmp_path / "grandchild"
-    hung = pool.submit(functions.start_stubborn_child, str(path))
+    bystander = pool.submit(functions.start_stubborn_child, str(tmp_path / "bystander"), steps)
+    hung = pool.submit(functions.start_stubborn_child, str(path), steps)
     wait_for_path(path)
-    grandchild = psutil.Process(int(path.read_text()))
-    child = grandchild.parent()
+    wait_for_path(tmp_path / "bystander")
+    grandchild, other = (int(name.read_text()) for name in (path, tmp_path / "bystander"))
+    left = psutil.Process(grandchild).parents()[0].pid if "fork" not in steps else grandchild
     assert hung.abort()
     with pytest.raises(ea.ActorDiedError) as caught:
         hung.result(SOON)
     assert caught.value.aborted
     began = time.monotonic()
-    wait_until(lambda: is_gone(grandchild.pid) and is_gone(child.pid))
+    wait_until(lambda: is_gone(grandchild) and is_gone(left))
     assert time.monotonic() - began < promised(5)
+    assert not is_gone(other)
+    bystander.abort()
+    wait_until(lambda: is_gone(other))
 
 
 def test_retries_cover_crashes_and_deadlines_and_no_exceptions(pool, tmp_path):

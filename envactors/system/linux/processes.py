@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +21,8 @@ STACKS_SIGNAL: Final[int] = signal.SIGRTMIN + 9
 # the highest value.
 _OOM_MARGIN, _OOM_MOST = 500, 1000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# A resource limit without an effect since Linux 2.4, which descendants inherit whatever group and environment they have.
+_RLIMIT_LOCKS = 10
 
 
 def open_sentinel(pid: int) -> int:
@@ -84,8 +87,14 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def claim_descendants() -> None:
+    """Have the descendants of this process, which leads a group, end with it even if they leave the group."""
+    with contextlib.suppress(OSError, ValueError):  # the limit is lower, or the kernel has none
+        resource.setrlimit(_RLIMIT_LOCKS, (os.getpid(), resource.getrlimit(_RLIMIT_LOCKS)[1]))
+
+
 def kill_groups(groups: Mapping[int, float]) -> set[int]:
-    """Kill the processes of process groups.
+    """Kill the processes of process groups whose leaders have ended, and the children that these have claimed.
 
     Args:
         groups: For each group, the time (`time.monotonic`) until which its resource trackers are spared.
@@ -95,9 +104,20 @@ def kill_groups(groups: Mapping[int, float]) -> set[int]:
     """
     occupied = {group for group in groups if _has_members(group)}
     members = [entry for entry in _list_processes() if entry.group in occupied] if occupied else []
-    for entry in members:
-        _kill(entry.pid, groups[entry.group])
-    return {entry.group for entry in members if not entry.has_ended}
+    left = {entry.pid: entry.group for entry in members if not entry.has_ended}
+    # Those that the members above have left are children of this process by now.
+    left |= {pid: group for pid, group in _list_claimed() if group in groups} if groups else {}
+    for pid, group in left.items():
+        _kill(pid, groups[group])
+    return set(left.values())
+
+
+def _list_claimed() -> Iterator[tuple[int, int]]:
+    """Yield the children of this thread, each with the leader that has claimed it, or with another number."""
+    with contextlib.suppress(OSError):  # the kernel does not list them
+        for pid in map(int, Path("/proc/thread-self/children").read_text().split()):
+            with contextlib.suppress(OSError):  # it belongs to another user
+                yield pid, resource.prlimit(pid, _RLIMIT_LOCKS)[0]
 
 
 def kill_descendants(spare_until: float) -> None:

@@ -96,6 +96,10 @@ def watch_parent(parent_pid: int) -> int | None:
     return None
 
 
+def claim_descendants() -> None:
+    """Do nothing: no portable call finds the processes that leave a group."""
+
+
 def kill_groups(groups: Mapping[int, float]) -> set[int]:
     """Kill process groups.
 
