@@ -51,6 +51,8 @@ class ResultsWithoutArrays:
             BaseException: Whatever unpickling raises.
         """
         envs, failures = part.envs, part.failures
+        if failures.errors_to_raise:
+            envs.trajectory.clear_unwritten(envs.indices)
         self._read_infos(envs)
         self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))

@@ -147,6 +147,17 @@ class Trajectory:
                 array[step + 1, index] = array[step, index]
         self.rewards[step, index] = 0
 
+    def clear_unwritten(self, envs: range) -> None:
+        """Clear the steps of an actor's envs that have not run: the memory may have those of an earlier rollout."""
+        for array in (*self.actions, *self.extras):
+            array[self.steps_chosen(envs) :, slice_of(envs)] = 0
+        for index in envs:
+            written = int(self.steps_written[index])
+            self.rewards[written:, index] = 0
+            for observations in self.observations:
+                if observations is not None:
+                    observations[written + 1 :, index] = 0
+
     def pack(self, envs: range, start: int, end: int | None = None) -> bytes:
         """Serialize steps of some envs for another machine.
 

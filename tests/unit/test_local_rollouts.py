@@ -178,6 +178,36 @@ def test_a_failure_leaves_the_observations_after_the_steps_that_were_made(backen
     assert rollout.valid.tolist() == [[True, True], [True, False]]
 
 
+class Failing(Env):
+    """Its observations and rewards are never 0, and it raises at its tenth step."""
+
+    def __init__(self, fails):
+        super().__init__(length=99, raises_at=10 if fails else -1)
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + 100, *rest
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_steps_that_an_error_has_kept_from_running_are_zeros(backend):
+    """Also in memory that an earlier rollout has used."""
+    factories = [lambda: Failing(True), lambda: Failing(False)]
+    with ea.VectorEnv(factories, backend=backend, envs_per_actor=2) as envs:
+        envs.set_policy(lambda: Teller(1, [range(9)]))
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.rollout(3)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.rollout(3)
+    rollout = caught.value.batch
+    assert rollout.obs[:, :, 0].T.tolist() == [[109.0, 0.0, 0.0], [109.0, 110.0, 0.0]]
+    assert rollout.last_obs.tolist() == [[0.0], [0.0]]
+    assert rollout.rewards.T.tolist() == [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    assert rollout.actions.T.tolist() == [[1, 0, 0]] * 2
+    assert rollout.extras["value"].T.tolist() == [[7.0, 0.0, 0.0]] * 2
+
+
 class Telling(Env):
     def reset(self, *, seed=None, options=None):
         return super().reset()[0], {"began": True}
