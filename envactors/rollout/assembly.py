@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.future import Outcome, ReadyOutcome
-from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
+from envactors.mailbox.info_codec import INLINE_INFO, decode, decode_alike
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import Spec, flatten, unflatten
+from envactors.mailbox.specs import flatten, leaves, unflatten
 from envactors.rollout.env_plan import KIND_STEP
 from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
@@ -65,11 +65,13 @@ class ResultsWithoutArrays:
         """Read the infos and object leaves of an actor's steps."""
         trajectory = envs.trajectory
         if not trajectory.has_all_leaves:
-            for key, content in envs.last_results.contents_before_step.items():
-                self.objects[key] = [] if content is None else decode(content)[1]
-        steps, indices = _steps_with_infos(trajectory, envs.indices)
+            for index in envs.indices:
+                content = envs.content_before(0, index)
+                self.objects[0, index] = [] if content is None else decode(content)[1]
+        steps, indices = trajectory.steps_with_infos(envs.indices, 0, envs.steps)
+        is_complete = steps < trajectory.steps_written[indices]
+        steps, indices = steps[is_complete], indices[is_complete]
         cells = steps * trajectory.layout.envs + indices
-        reader = Infos(trajectory)
         # Infos of one size are most often of one layout, too, and are then decoded together.
         sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
         for size in np.unique(sizes):
@@ -79,8 +81,10 @@ class ResultsWithoutArrays:
             if alike is not None:
                 self.infos.update(zip(keys, alike, strict=True))
                 continue
-            for cell, (step, index) in zip(cells[alike_at].tolist(), keys, strict=True):
-                info, leaves = reader.decode(cell, envs.last_results.large_contents.get(cell))
+            for step, index in keys:
+                content = envs.content_before(step + 1, index)
+                assert content is not None, "a step is complete only once all of it has come"
+                info, leaves = decode(content)
                 if leaves:
                     self.objects[step + 1, index] = leaves
                 if not (isinstance(info, dict) and not info):
@@ -88,14 +92,15 @@ class ResultsWithoutArrays:
 
     def _failure_info(self, step: int, index: int, envs: RolloutEnvs) -> dict[str, Any]:
         """Return the info of a step that failed and was answered with a truncation."""
-        trajectory, before = envs.trajectory, None
-        if trajectory.starts[step + 1, index]:  # the next process has reset the env within the step
-            objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
-            leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
-            content = None if step else envs.last_results.contents_before_step[0, index]
-            info = self.infos.get((step - 1, index), {}) if content is None else decode(content)[0]
-            before = unflatten(trajectory.layout.observation, leaves), info
-        failure = ReadyOutcome(None, self.errors_by_step[step, index])
+        trajectory, failure = envs.trajectory, ReadyOutcome(None, self.errors_by_step[step, index])
+        if not trajectory.starts[step + 1, index]:
+            return failure_info({}, failure)
+        # The next process has reset the env within the step.
+        objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
+        leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
+        content = envs.content_before(0, index) if step == 0 else None
+        info = self.infos.get((step - 1, index), {}) if content is None else decode(content)[0]
+        before = unflatten(trajectory.layout.observation, leaves), info
         return failure_info(self.infos.get((step, index), {}), failure, before)
 
 
@@ -144,39 +149,25 @@ def assemble(
     return rollout, None
 
 
-def _steps_with_infos(trajectory: Trajectory, envs: range) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the complete steps that have an encoded info, and the env of each."""
-    mine = slice_of(envs)
-    steps, positions = (trajectory.info_encoding.reshape(-1, trajectory.layout.envs)[:, mine] != PLAIN).nonzero()
-    is_complete = steps < trajectory.steps_written[mine][positions]
-    return steps[is_complete], positions[is_complete] + envs.start
-
-
 def _observations(trajectory: Trajectory, results: ResultsWithoutArrays) -> list[npt.NDArray[Any]]:
-    """Return an array per leaf of the observations; leaves without an array become arrays of objects."""
-    layout = trajectory.layout
-    count = sum(array is None for array in trajectory.observations)
-    objects = [np.full((layout.steps + 1, layout.envs), None, object) for _ in range(count)]
-    for key, leaves in results.objects.items():
-        for array, leaf in zip(objects, leaves, strict=True):
-            array[key] = leaf
-    if layout.inferred is not None:
-        return _arrays_of(layout.inferred, objects[0])
-    others = iter(objects)
-    return [next(others) if array is None else array for array in trajectory.observations]
-
-
-def _arrays_of(spec: Spec, objects: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Return an array per leaf of observations that are in an array of objects; None stands for no observation."""
-    arrays: list[npt.NDArray[Any]] = [
-        np.zeros((*objects.shape, *leaf.shape), leaf.dtype) if leaf.batchable else np.full(objects.shape, None, object)
-        for leaf in flatten(spec, spec)
+    """Return an array per leaf of the observations; leaves that cannot be batched are in arrays of objects."""
+    layout, shape = trajectory.layout, (trajectory.layout.steps + 1, trajectory.layout.envs)
+    pairs = zip(leaves(layout.observation), trajectory.observations, strict=True)
+    without_array = (
+        [leaf for leaf, array in pairs if array is None] if layout.inferred is None else leaves(layout.inferred)
+    )
+    others = [
+        np.zeros((*shape, *leaf.shape), leaf.dtype) if leaf.batchable else np.full(shape, None, object)
+        for leaf in without_array
     ]
-    for cell, obs in np.ndenumerate(objects):
-        if obs is not None:
-            for array, value in zip(arrays, flatten(spec, obs), strict=True):
-                array[cell] = value
-    return arrays
+    for key, objects in results.objects.items():
+        values = objects if layout.inferred is None else flatten(layout.inferred, *objects)
+        for array, value in zip(others, values, strict=True):
+            array[key] = value
+    if layout.inferred is not None:
+        return others
+    remaining = iter(others)
+    return [next(remaining) if array is None else array for array in trajectory.observations]
 
 
 def _exceptions_of(outcomes: dict[Any, Outcome]) -> dict[Any, BaseException]:

@@ -1,67 +1,78 @@
-"""Accept the steps that a worker has completed: record them in episodes and journals."""
+"""Record the steps of a rollout that a worker has completed, in the episodes and journals of their envs."""
 
 from __future__ import annotations
 
-from envactors.mailbox.slab import RESET, slice_of
+from envactors.mailbox.pickling import dumps
+from envactors.mailbox.slab import RESET
 from envactors.replay import PostedRequest
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, EnvPlan
-from envactors.rollout.rollout_envs import RolloutEnvs
+from envactors.rollout.trajectory import Trajectory
 from envactors.vector.table import EnvTable
 
 
-def accept_completed(table: EnvTable, envs: RolloutEnvs) -> int:
-    """Accept all steps of one actor that are complete and were not accepted; return how many there are."""
-    trajectory, before = envs.trajectory, list(envs.accepted_steps.values())
-    done: list[int] = trajectory.steps_written[slice_of(envs.indices)].tolist()
-    after = [min(max(new, old), envs.steps) for new, old in zip(done, before, strict=True)]
-    for index, old, new in zip(envs.indices, before, after, strict=True):
-        if new > old:
-            steps = slice(old, new), index
-            ends = trajectory.terminated[steps] | trajectory.truncated[steps]
-            starts, kinds = trajectory.starts[old + 1 : new + 1, index], trajectory.kinds[steps]
-            _accept_steps_of(table, envs, index, ends.tobytes(), starts.tobytes(), kinds.tobytes())
-    return sum(after) - sum(before)
-
-
-def _accept_steps_of(table: EnvTable, envs: RolloutEnvs, index: int, ends: bytes, starts: bytes, kinds: bytes) -> None:
-    """Accept the next steps of an env: the journal first, since `RolloutEnvs.accept` advances the plan that it needs.
+def record_steps(table: EnvTable, trajectory: Trajectory, plan: EnvPlan, index: int, steps: range) -> int:
+    """Record consecutive steps of an env; return how many episodes have begun in them.
 
     Args:
         table: The envs of the vector.
-        envs: The envs of the actor.
+        trajectory: The trajectory that has the steps.
+        plan: The plan of the env, with the seeds of the episodes that have begun.
         index: The env.
-        ends: Whether each step has ended an episode.
-        starts: Whether each has begun one.
-        kinds: The kind of each.
+        steps: The steps.
     """
-    run = kinds.rstrip(bytes([KIND_REPEAT]))  # only repeats follow a repeat, and they are not recorded
-    if run:
-        if table.journals.is_recorded:
-            _record_in_journal(table, envs, index, starts[: len(run)], run)
-        table.episodes.record_sequence(index, ends[: len(run)], run)
-    envs.accept(index, len(kinds), starts.count(1))
+    kinds = trajectory.kinds[steps.start : steps.stop, index].tobytes().rstrip(bytes([KIND_REPEAT]))
+    steps = steps[: len(kinds)]  # only repeats follow a repeat, and they are not recorded
+    if not steps:
+        return 0
+    at = slice(steps.start, steps.stop), index
+    ends = (trajectory.terminated[at] | trajectory.truncated[at]).tobytes()
+    starts = trajectory.starts[steps.start + 1 : steps.stop + 1, index].tobytes()
+    if table.journals.is_recorded:
+        _record_in_journal(table, trajectory, index, steps, kinds, _last_seeded_start(plan, starts))
+    table.episodes.record_sequence(index, ends, kinds)
+    return starts.count(1)
 
 
-def _record_in_journal(table: EnvTable, envs: RolloutEnvs, index: int, starts: bytes, kinds: bytes) -> None:
-    """Record the next steps of an env without its repeats. The journal begins anew with the last seeded reset."""
-    trajectory, journal, first = envs.trajectory, table.journals.flushed(index), envs.accepted_steps[index]
-    end = first + len(kinds)
-    checksums: list[int] = trajectory.checksums[first:end, index].tolist()
-    position, seed = _last_seeded_start(envs.plans[index], starts)
+def request_at(
+    table: EnvTable, trajectory: Trajectory, step: int, index: int, *, is_reset: bool, seed: int | None = None
+) -> PostedRequest:
+    """Return a step of an env as a row would have it."""
+    payload = None
+    if not is_reset and trajectory.actions and table.slab.layout.action is None:
+        # Rows have no memory for actions whose spec is inferred. Such a spec is that of one array.
+        payload = bytes(dumps(trajectory.actions[0][step, index].copy()[()]))
+    actions = [array[step] for array in trajectory.actions]
+    return PostedRequest(RESET * is_reset, seed, payload, table.attach.resets_within_step, actions)
+
+
+def _record_in_journal(
+    table: EnvTable, trajectory: Trajectory, index: int, steps: range, kinds: bytes, start: tuple[int, int | None]
+) -> None:
+    """Record steps of an env. The journal begins anew with the last seeded reset.
+
+    Args:
+        table: The envs of the vector.
+        trajectory: The trajectory.
+        index: The env.
+        steps: The steps.
+        kinds: The kind of each.
+        start: What `_last_seeded_start` has returned for them.
+    """
+    journal = table.journals.flushed(index)
+    checksums: list[int] = trajectory.checksums[steps.start : steps.stop, index].tolist()
+    position, seed = start
     if seed is not None:
         journal.begin(seed, checksums[position])
     begin = 0 if seed is None else position + 1
-    if begin == len(kinds):
+    if begin == len(steps):
         return
     if table.slab.layout.action is not None:
-        actions = [array[first + begin : end, index].tobytes() for array in trajectory.actions]
+        actions = [array[steps.start + begin : steps.stop, index].tobytes() for array in trajectory.actions]
         journal.record_steps(actions, kinds[begin:], checksums[-1])
         return
-    within = table.attach.resets_within_step
-    for offset in range(begin, len(kinds)):
-        is_reset = kinds[offset] == KIND_RESET
-        payload = None if is_reset else envs.pickled_action(first + offset, index)
-        journal.record_request(PostedRequest(RESET * is_reset, None, payload, within, ()), checksums[offset])
+    for step, kind, checksum in [*zip(steps, kinds, checksums, strict=True)][begin:]:
+        request = request_at(table, trajectory, step, index, is_reset=kind == KIND_RESET)
+        journal.record_request(request, checksum)
 
 
 def _last_seeded_start(plan: EnvPlan, starts: bytes) -> tuple[int, int | None]:

@@ -1,6 +1,6 @@
 """One actor's part of a rollout: orders to its worker, until every env has taken every step, or an error ends it.
 
-    start                  sends an order: the steps that are left, and perhaps the recipe of the policy (`_RecipeRule`)
+    start                  sends an order: the steps that are left, and perhaps the recipe of the policy
       │                    the worker then alternates the policy and its envs, and counts the steps that are complete
       ├▶ on_reply          it has taken all steps, an env or the policy has raised, or the policy returned more than has
       │                    room
@@ -33,7 +33,6 @@ from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POL
 from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message
 from envactors.rollout import policy_runner
-from envactors.rollout.completed_steps import accept_completed
 from envactors.rollout.failures import RolloutFailures
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import RAISED, STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
@@ -59,35 +58,6 @@ class RolloutTerms(NamedTuple):
     buffer: TrajectoryBuffer
     copies: bool
     last_errors: dict[int, Outcome]
-
-
-class _RecipeRule:
-    """Decides which orders of a part contain the recipe of the policy, with which the worker makes it.
-
-        the order is                                        contains the recipe
-        the first one of the part                           no: most likely, the process has the policy, or it says
-                                                            in its reply that it lacks it
-        the next one after a reply that it lacks it         yes
-        the first one to a later process                    yes
-        any other                                           no
-
-    Attributes:
-        is_in_order: Whether the order that has no reply yet contains the recipe.
-    """
-
-    def __init__(self) -> None:
-        self.is_in_order = False
-        self._is_policy_missing = False
-        self._last_incarnation: int | None = None
-
-    def on_order(self, incarnation: int) -> None:
-        """Decide about an order to the process with this incarnation."""
-        self.is_in_order = self._is_policy_missing or self._last_incarnation not in (None, incarnation)
-        self._last_incarnation, self._is_policy_missing = incarnation, False
-
-    def on_reply(self, reply: OrderReply) -> None:
-        """Record the reply to the last order."""
-        self.is_in_order, self._is_policy_missing = False, reply.must_make_policy
 
 
 class RolloutPart(Job):
@@ -118,7 +88,11 @@ class RolloutPart(Job):
         # - "begun": the trajectory has the last observations of the rows. The part runs, or waits for the next process.
         # - "ended": the rows have the last results of the trajectory.
         self._stage: Literal["new", "begun", "ended"] = "new"
-        self._recipe_rule = _RecipeRule()
+        # Whether the current order has the recipe of the policy. Most likely, the process of the first order has the
+        # policy already, or it replies that it lacks it. Later processes lack it.
+        self._sends_recipe = False
+        # The process of the last order; None before the first.
+        self._incarnation: int | None = None
         # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order. Else None.
         self._late: Activity | None = None
         # The step in which an env has raised, and its failure, by env, until that is decided about.
@@ -141,7 +115,7 @@ class RolloutPart(Job):
     def _activity_of_order(self) -> Activity:
         """The current order as a whole. It has a deadline if the worker makes the policy in it."""
         first = self.envs.indices.start
-        if self._recipe_rule.is_in_order:
+        if self._sends_recipe:
             return Activity("set_policy", first, self.call_id, self.started_at, self.actor.config.deadlines.start)
         return Activity("rollout", first, self.call_id, self.started_at)
 
@@ -168,14 +142,15 @@ class RolloutPart(Job):
         if self.has_ended:
             return None
         if self._stage == "new":
-            envs.last_results.read_rows()
+            envs.read_rows()
             self.failures.fail_lost_envs(self._terms.last_errors)
             self._stage = "begun"
         self.failures.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
             return None
         self._group.table.rows.begin_rollout(envs.indices, self.call_id)
-        self._recipe_rule.on_order(actor.process.incarnation)
+        self._sends_recipe |= self._incarnation not in (None, actor.process.incarnation)
+        self._incarnation = actor.process.incarnation
         if self._is_remote:
             self._mirror_steps()
         actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)
@@ -186,7 +161,7 @@ class RolloutPart(Job):
         terms, envs = self._terms, self.envs
         return Order(
             policy_id=terms.recipe.policy_id,
-            recipe=terms.recipe if self._recipe_rule.is_in_order else None,
+            recipe=terms.recipe if self._sends_recipe else None,
             rollout_index=terms.rollout_index,
             layout=terms.buffer.pickled_layout,
             places=terms.buffer.places,
@@ -243,7 +218,7 @@ class RolloutPart(Job):
             elif key == RAISED and self._late is None:
                 load_message(self._record_raised, content)
             else:
-                self.envs.last_results.large_contents[key] = bytes(content)
+                self.envs.add_large_content(key, bytes(content))
 
     def on_reply(self, frame: Frame) -> bool:
         """Accept the steps, and decide about envs that raised; the part ends with its last step or an error."""
@@ -253,7 +228,7 @@ class RolloutPart(Job):
             self.failures.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
             return self._end_if_decided()
         reply = load_message(OrderReply, frame.payload)
-        self._recipe_rule.on_reply(reply)
+        self._sends_recipe = reply.must_make_policy
         self._recover_raised()
         if reply.layout is not None:
             try:
@@ -305,7 +280,7 @@ class RolloutPart(Job):
 
     def _accept_completed(self) -> None:
         """Accept the steps that the worker has completed."""
-        self.actor.jobs.record_completed(accept_completed(self._group.table, self.envs))
+        self.actor.jobs.record_completed(self.envs.accept_completed())
 
     def _record_raised(self, position: int, step: int, *fields: Any) -> None:
         """Record an env that has raised, as a piece says."""
@@ -344,7 +319,7 @@ class RolloutPart(Job):
         """
         if self.has_ended:
             return
-        self.envs.last_results.write_rows(self.envs.accepted_steps)
+        self.envs.write_rows()
         self._terms.last_errors.update(self.failures.errors_to_raise)
         self._stage = "ended"
         on_end, self._on_end = self._on_end, lambda: None  # the rollout is freed with its futures, not with its parts

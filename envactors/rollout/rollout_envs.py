@@ -1,8 +1,9 @@
 """The envs of one actor in a rollout, as the caller sees them under the lock of the vector.
 
-    `RolloutLastResults.read_rows`   the rollout begins with the last observations, which are in the rows of the envs
-    `accept_completed`               each completed step advances the episode and the journal of its env
-    `RolloutLastResults.write_rows`  the rollout ends: the rows get the last results, as if steps had written them
+    `read_rows`         the rollout begins with the last observations, which are in the rows of the envs
+    `accept_completed`  each completed step advances the episode and the journal of its env
+    `truncate`          the last observation is the result of a step that has failed
+    `write_rows`        the rollout ends: the rows get the last results, as if steps had written them
 
 In between, the episodes and journals are up to date, and the rows are not. Of rollouts, `envactors.vector` knows
 this:
@@ -15,22 +16,28 @@ this:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 from envactors.actor.activity import Activity
-from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import RESET, slice_of
+from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN
+from envactors.mailbox.slab import slice_of
 from envactors.replay import PostedRequest
+from envactors.rollout.completed_steps import record_steps, request_at
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, kind_after_end, next_kind
-from envactors.rollout.last_results import RolloutLastResults
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
 from envactors.vector.table import EnvTable
 
 
 class RolloutEnvs:
-    """How far each env of one actor has got, and what it does next.
+    """How far each env of one actor has got, what it does next, and its last result.
 
-    The *next step* of an env is the first one that is not accepted. `accept` takes the steps that the worker has
-    completed, and `truncate` answers a step that has failed.
+    The *next step* of an env is the first one that is not accepted. The *content* of a result is its encoded info and
+    object leaves, which have no arrays; None without any.
 
     Args:
         table: The envs of the vector.
@@ -41,22 +48,25 @@ class RolloutEnvs:
         indices: As above.
         steps: Number of steps of the rollout.
         accepted_steps: How many steps of each env are accepted, by env.
-        plans: The plan of each env in the last order, by env; empty before the first order. Its seed is that of the
-            next reset.
         reset_after_failure: The envs whose next step has failed, and within which the next process resets them, as
             ``autoreset="same_step"`` demands.
-        last_results: The last results of the envs.
     """
 
     def __init__(self, table: EnvTable, indices: range, buffer: TrajectoryBuffer) -> None:
         self.indices = indices
         self.steps: int = buffer.trajectory.layout.steps
         self.accepted_steps: dict[int, int] = dict.fromkeys(indices, 0)
-        self.plans: dict[int, EnvPlan] = {}
-        self.last_results: RolloutLastResults = RolloutLastResults(table, indices, buffer)
+        self.reset_after_failure: set[int] = set()
         self._table = table
         self._buffer = buffer
-        self.reset_after_failure: set[int] = set()
+        # The plan of each env in the last order, by env; empty before the first order. Its seed is that of the next
+        # reset.
+        self._plans: dict[int, EnvPlan] = {}
+        # The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
+        self._incarnations: dict[int, int] = dict.fromkeys(indices, 0)
+        # Contents that are not in the trajectory, by (step, env): step 0 has that of the result before the rollout, and
+        # step ``t + 1`` that of step ``t``, if it was too large, or if a truncation repeats an earlier one.
+        self._contents: dict[tuple[int, int], bytes | None] = {}
 
     @property
     def trajectory(self) -> Trajectory:
@@ -68,22 +78,109 @@ class RolloutEnvs:
         """The next step of the env that has got least far: the first one that the next order runs."""
         return min(self.accepted_steps.values())
 
-    def accept(self, index: int, count: int, begun: int) -> None:
-        """Accept steps of an env. If the first of them is the reset after a failure, it counts as truncated.
+    # Last results ----------------------------------------------------------------------------------------
+
+    def read_rows(self) -> None:
+        """Copy the last observations of the envs to the first row of the trajectory."""
+        last_rows, mine = self._table.last_rows, slice_of(self.indices)
+        self.trajectory.starts[0, mine] = last_rows.are_first(mine)
+        for last, array in self._observations():
+            array[0, mine] = last[last_rows.buffers(mine), self.indices]
+        self._contents = {(0, index): last_rows.contents[index] for index in self.indices}
+
+    def write_rows(self) -> None:
+        """Copy the last results to the rows of the envs. To do that again changes nothing.
+
+        Envs that have taken no steps keep their rows.
+        """
+        last_rows, slab, trajectory = self._table.last_rows, self._table.slab, self.trajectory
+        ids = [index for index, steps in self.accepted_steps.items() if steps]
+        after = np.array([self.accepted_steps[index] for index in ids], np.int64)
+        buffer, last_step = last_rows.buffers(ids), after - 1
+        for last, array in self._observations():
+            last[buffer, ids] = array[after, ids]
+        if slab.layout.reward is not None:
+            slab.rewards[buffer, ids] = trajectory.rewards[last_step, ids]
+        slab.terminated[buffer, ids] = trajectory.terminated[last_step, ids]
+        slab.truncated[buffer, ids] = trajectory.truncated[last_step, ids]
+        for index, is_first in zip(ids, trajectory.starts[after, ids].tolist(), strict=True):
+            content = self.content_before(self.accepted_steps[index], index)
+            last_rows.note_written(index, content, self._incarnations[index], is_first=is_first)
+
+    def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield the array in the rows, and the one in the trajectory, of each leaf that has both."""
+        for last, array in zip(self._table.slab.observations, self.trajectory.observations, strict=True):
+            if last is not None and array is not None:
+                yield last, array
+
+    def content_before(self, step: int, index: int) -> bytes | None:
+        """Return the content of the result whose observation is the one before a step."""
+        if step == 0:
+            return self._contents[0, index]
+        trajectory, cell = self.trajectory, self.trajectory.cell(step - 1, index)
+        encoding = trajectory.info_encoding[cell]
+        if encoding == INLINE_INFO:
+            return bytes(trajectory.inline_info(cell))
+        return None if encoding == PLAIN else self._contents.get((step, index))
+
+    def add_large_content(self, cell: int, content: bytes) -> None:
+        """Keep a content that does not fit into its cell."""
+        step, index = divmod(cell, self.trajectory.layout.envs)
+        self._contents[step + 1, index] = content
+
+    # Accepted steps --------------------------------------------------------------------------------------
+
+    def accept_completed(self) -> int:
+        """Accept all steps that are complete and were not accepted; return how many there are."""
+        before = sum(self.accepted_steps.values())
+        for index, written in zip(
+            self.indices, self.trajectory.steps_written[slice_of(self.indices)].tolist(), strict=True
+        ):
+            end = min(written, self.steps)
+            if end > self.accepted_steps[index]:
+                self._accept(index, end)
+        return sum(self.accepted_steps.values()) - before
+
+    def _accept(self, index: int, end: int) -> None:
+        """Accept the next steps of an env. If the first of them is the reset after a failure, it counts as truncated.
 
         Args:
             index: The env.
-            count: How many steps.
-            begun: How many episodes have begun in them.
+            end: The step after the last one.
         """
         step, trajectory = self.accepted_steps[index], self.trajectory
-        self.plans[index].advance_seeds(begun)
-        self.accepted_steps[index] = step + count
-        self.last_results.incarnations[index] = self._table.rows.posted_incarnations[index]
+        starts = record_steps(self._table, trajectory, self._plans[index], index, range(step, end))
+        self._plans[index].advance_seeds(starts)
+        self.accepted_steps[index] = end
+        self._incarnations[index] = self._table.rows.posted_incarnations[index]
         if index in self.reset_after_failure:
             self.reset_after_failure.discard(index)
             trajectory.truncated[step, index] = True
             trajectory.kinds[step, index] = KIND_TRUNCATED
+
+    def truncate(self, index: int, incarnation: int) -> None:
+        """Accept the last observation of an env as the result of its next step, which has failed.
+
+        It ends the episode. The env continues in the process with that incarnation.
+        """
+        step, trajectory = self.accepted_steps[index], self.trajectory
+        trajectory.repeat_observation(step, index)
+        trajectory.terminated[step, index] = False
+        trajectory.truncated[step, index] = True
+        trajectory.starts[step + 1, index] = False
+        trajectory.kinds[step, index] = KIND_TRUNCATED
+        content = None if trajectory.has_all_leaves else self.content_before(step, index)
+        trajectory.info_encoding[trajectory.cell(step, index)] = PLAIN if content is None else OVERFLOW
+        self._contents[step + 1, index] = content
+        self._incarnations[index] = incarnation
+        self.reset_after_failure.discard(index)
+        trajectory.steps_written[index] = self.accepted_steps[index] = step + 1
+
+    def drop_late_steps(self) -> None:
+        """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
+        self.trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
+        chosen = min(self.trajectory.steps_chosen(self.indices), self.next_step + 1)
+        self.trajectory.set_steps_chosen(self.indices, chosen)
 
     # The next steps --------------------------------------------------------------------------------------
 
@@ -100,14 +197,14 @@ class RolloutEnvs:
             if kind == KIND_RESET:
                 seed = episodes.seed_of_reset(index, table.rows.incarnations[index])
             after_end, episode = kind_after_end(episodes.autoreset), episodes.episode_numbers[index]
-            self.plans[index] = EnvPlan(first_step, kind, after_end, seed, root_seed, episode)
-        return [*self.plans.values()]
+            self._plans[index] = EnvPlan(first_step, kind, after_end, seed, root_seed, episode)
+        return [*self._plans.values()]
 
     def last_contents(self) -> list[bytes | None]:
         """Return the content of each env's last result; empty if all leaves of observations have arrays."""
         if self.trajectory.has_all_leaves:
             return []
-        return [self.last_results.content_before(step, index) for index, step in self.accepted_steps.items()]
+        return [self.content_before(step, index) for index, step in self.accepted_steps.items()]
 
     def activity(self, index: int, call_id: int) -> Activity:
         """Return the next step of an env, for errors."""
@@ -115,21 +212,9 @@ class RolloutEnvs:
 
     def posted(self, index: int) -> PostedRequest:
         """Return the next step of an env as a row would have it."""
-        step, trajectory, plan = self.accepted_steps[index], self.trajectory, self.plans.get(index)
-        op = RESET if self.next_kind(index) == KIND_RESET else 0
-        has_payload = not op and trajectory.actions and self._table.slab.layout.action is None
-        payload = self.pickled_action(step, index) if has_payload else None
-        within, actions = self._table.attach.resets_within_step, [array[step] for array in trajectory.actions]
-        return PostedRequest(op, None if plan is None else plan.seed, payload, within, actions)
-
-    def pickled_action(self, step: int, index: int) -> bytes:
-        """Return the action of a step, if the action spec is inferred: rows have no memory for it.
-
-        An inferred spec is that of one array.
-        """
-        return bytes(dumps(self.trajectory.actions[0][step, index].copy()[()]))
-
-    # Failures --------------------------------------------------------------------------------------------
+        plan, is_reset = self._plans.get(index), self.next_kind(index) == KIND_RESET
+        seed = None if plan is None else plan.seed
+        return request_at(self._table, self.trajectory, self.accepted_steps[index], index, is_reset=is_reset, seed=seed)
 
     def failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity.
@@ -143,20 +228,3 @@ class RolloutEnvs:
         if running.method == "policy" and self.trajectory.steps_chosen(self.indices) <= step:
             return due
         return [running.index] if running.method in ("step", "reset") and running.index in due else []
-
-    def truncate(self, index: int, incarnation: int) -> None:
-        """Accept the last observation of an env as the result of its next step, which has failed.
-
-        The env continues in the process with that incarnation.
-        """
-        step = self.accepted_steps[index]
-        self.reset_after_failure.discard(index)
-        self.last_results.truncate(step, index, incarnation)
-        self.trajectory.steps_written[index] = step + 1
-        self.accepted_steps[index] = step + 1
-
-    def drop_late_steps(self) -> None:
-        """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
-        self.trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
-        chosen = min(self.trajectory.steps_chosen(self.indices), self.next_step + 1)
-        self.trajectory.set_steps_chosen(self.indices, chosen)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.info_codec import INLINE_INFO
+from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.slab import PLAIN_REWARD, Places, slice_of
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
@@ -140,6 +140,14 @@ class Trajectory:
         """Return the encoded info of a cell."""
         return self.inline_infos[cell, : self.inline_info_sizes[cell]].data
 
+    def steps_with_infos(
+        self, envs: range, start: int, end: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the steps, among some envs and steps, that have an encoded info, and the env of each."""
+        encodings = self.info_encoding.reshape(-1, self.layout.envs)[start:end, slice_of(envs)]
+        steps, positions = (encodings != PLAIN).nonzero()
+        return steps + start, positions + envs.start
+
     def repeat_observation(self, step: int, index: int) -> None:
         """Write the observation before a step of an env once more after it, with reward 0."""
         for array in self.observations:
@@ -195,13 +203,7 @@ class Trajectory:
         yield from (counts, flags)
         yield from observations
         yield from (array[start:end, mine] for array in timed)
-        for cell in self._cells_with_infos(envs, start, end):
+        for step, index in zip(*self.steps_with_infos(envs, start, end), strict=True):
+            cell = self.cell(step, index)
             yield self.inline_infos[cell, : self.inline_info_sizes[cell]]
         yield from (array[start:end, mine] for array in self.extras)
-
-    def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
-        """Return the cells of some envs and steps whose infos are in the trajectory."""
-        count = self.layout.envs
-        cells = np.arange(start * count, end * count).reshape(-1, count)[:, slice_of(envs)]
-        found: list[int] = cells[self.info_encoding[cells] == INLINE_INFO].tolist()
-        return found
