@@ -25,21 +25,21 @@ StepKey: TypeAlias = tuple[int, int]
 
 @dataclasses.dataclass(eq=False)
 class ResultsWithoutArrays:
-    """All results of a rollout that have no array in its trajectory.
+    """All results of consecutive actors in a rollout that have no array in its trajectory.
 
     Attributes:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
         errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
         errors_to_raise: The errors of the envs that did not continue, by env.
-        policy_errors: The exceptions that policies raised, by the first env of their actors.
+        policy_error: The exception that a policy raised, the first one of several; None without one.
     """
 
     infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
     objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
     errors_by_step: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
     errors_to_raise: dict[int, BaseException] = dataclasses.field(default_factory=dict)
-    policy_errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    policy_error: BaseException | None = None
 
     def add_part(self, part: RolloutPart) -> None:
         """Add the results of one actor. Runs code of users.
@@ -56,8 +56,8 @@ class ResultsWithoutArrays:
         self._read_infos(envs)
         self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
-        if failures.policy_error is not None:
-            self.policy_errors.update(_exceptions_of({envs.indices.start: failures.policy_error}))
+        if failures.policy_error is not None and self.policy_error is None:
+            self.policy_error = failures.policy_error.read()[1]
         truncated = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
         self.infos.update({key: self._failure_info(*key, envs) for key in truncated})
 
@@ -116,9 +116,8 @@ def assemble(
         versions: How often the user had given parameters since the policy was set; one per actor.
         copies: Whether to copy the arrays.
     """
-    for first_env, policy_error in results.policy_errors.items():
-        if first_env in envs:
-            return None, policy_error
+    if results.policy_error is not None:
+        return None, results.policy_error
     layout, mine = trajectory.layout, slice_of(envs)
     steps = layout.steps
 
@@ -138,14 +137,13 @@ def assemble(
         starts=view(trajectory.starts),
         extras={name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
         last_obs=unflatten(spec, (array[steps, mine].copy() for array in observations)),
-        infos=[(*key, results.infos[key]) for key in sorted(results.infos) if key[1] in envs],
-        failures=[(*key, results.errors_by_step[key]) for key in sorted(results.errors_by_step) if key[1] in envs],
+        infos=[(*key, results.infos[key]) for key in sorted(results.infos)],
+        failures=[(*key, results.errors_by_step[key]) for key in sorted(results.errors_by_step)],
         policy_version=versions,
         valid=was_run & (trajectory.kinds[:, mine] == KIND_STEP),
     )
-    errors_to_raise = {index: error for index, error in results.errors_to_raise.items() if index in envs}
-    if errors_to_raise:
-        return None, step_error(errors_to_raise, rollout, len(envs), "rollout")
+    if results.errors_to_raise:
+        return None, step_error(results.errors_to_raise, rollout, len(envs), "rollout")
     return rollout, None
 
 

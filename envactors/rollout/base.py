@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,42 +50,23 @@ class RolloutEngine(abc.ABC):
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         """Have each actor unpickle the function and make its policy; return whether all can load parameters."""
 
-    def set_parameters(self, parameters: Any) -> None:
-        """Have the policy load parameters before its next step; None keeps the current ones.
-
-        Raises:
-            TypeError: The policy has no method ``load``.
-            SerializationError: The parameters cannot be pickled.
-            VectorEnvError: There is too little memory.
-        """
-        if parameters is not None:
-            self._set_parameters(*self._pickle_parameters(parameters))
-
-    def _pickle_parameters(self, parameters: Any) -> tuple[bytes, list[memoryview]]:
-        """Return the pickled parameters without the contents of their arrays, and these contents."""
+    def _pickle_parameters(self, parameters: Any) -> tuple[bytes, list[memoryview]] | None:
+        """Return the pickled parameters without the contents of their arrays, and these contents; None for None."""
+        if parameters is None:
+            return None
         if not self._policy_can_load:
             raise TypeError("parameters for a policy that has no method load(parameters): add it, or leave them out")
         pickled, arrays = pickle_argument("the parameters", parameters, pickle_parameters)
         return pickled, arrays
 
     @abc.abstractmethod
-    def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        """Have the policy load parameters.
-
-        Args:
-            pickled: The parameters, pickled without the contents of their arrays.
-            arrays: These contents.
-        """
-
-    @abc.abstractmethod
-    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
+    def start(self, steps: int, parameters: Any, *, each: bool = False) -> RolloutFutures:
         """Start a rollout. The futures are done at its end, or now if the envs run in-process.
 
         Args:
             steps: Number of steps.
             parameters: Parameters that the policy loads first; None keeps the current ones.
             each: True to return one future per actor.
-            copy: Whether results stay valid for as long as the user keeps them; None for the option of the vector.
 
         Raises:
             AlreadyPendingError: Two rollouts are in flight, or results are pending.

@@ -31,12 +31,11 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_runner
 from envactors.rollout.assembly import ResultsWithoutArrays, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
-from envactors.rollout.memory import ParameterStore, ResultLease, TrajectoryBuffers
+from envactors.rollout.memory import ParameterStore, TrajectoryBuffers
 from envactors.rollout.messages import PolicyRecipe
 from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
-from envactors.runtime import Runtime
 from envactors.vector.engine import RowEngine
 from envactors.vector.env_group import EnvGroup
 
@@ -88,18 +87,13 @@ class WorkerRolloutEngine(RolloutEngine):
         self._recipe, self._parameters, self._layout = recipe, parameters, layout
         return loads
 
-    def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        written = self._parameters.write(pickled, arrays)
-        with self._table.lock:
-            self._parameters.record(*written)
-
     def require_resets(self) -> None:
         lock = self._table.lock
         with lock, lock.change(*self._actors):
             if not self._in_flight:  # an interrupted evaluation leaves one, which may still step the envs
                 super().require_resets()
 
-    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
+    def start(self, steps: int, parameters: Any, *, each: bool = False) -> RolloutFutures:
         """Start a rollout; see `RolloutEngine.start`.
 
         1. Check whether it can start, so that one that is refused takes no memory.
@@ -116,12 +110,11 @@ class WorkerRolloutEngine(RolloutEngine):
         # when it does.
         continues = bool(self._in_flight)
         self._check_startable(continues=continues)
-        pickled = None if parameters is None else self._pickle_parameters(parameters)
-        lease = ResultLease(group.indices.start for group in self._groups[: None if each else 1])
+        pickled = self._pickle_parameters(parameters)
+        rollout = RolloutInFlight(self._on_end)
         with lock:
-            buffer = self._buffers.take(self._layout._replace(steps=steps), lease)
+            buffer = self._buffers.take(self._layout._replace(steps=steps), rollout)
         written = None if pickled is None else self._parameters.write(*pickled)
-        copies = self._engine.reader.copies if copy is None else copy
         for group in self._groups:
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
@@ -134,10 +127,9 @@ class WorkerRolloutEngine(RolloutEngine):
             if written is not None:
                 self._parameters.record(*written)
             self._buffers.begin(buffer)
-            index, last = self._next_index, self._parameters.last
+            index, last, copies = self._next_index, self._parameters.last, self._engine.reader.copies
             terms = RolloutTerms(self._recipe, last, index, buffer, copies, self._last_errors)
-            rollout = RolloutInFlight(self._groups, terms, lease, self._on_end)
-            futures = list(rollout.parts_by_future)
+            futures = rollout.begin(self._groups, terms, each=each)
             self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
             for part in rollout.parts:
@@ -188,86 +180,58 @@ class WorkerRolloutEngine(RolloutEngine):
 
 
 class RolloutInFlight:
-    """One rollout. It owns its futures, and is freed with them once it has ended.
+    """One rollout. It is freed once it has ended, and all of its results were read or dropped.
+
+    Until then it holds its buffer.
 
     Args:
-        groups: The envs of each actor.
-        terms: The facts that its parts have in common.
-        lease: The first env of each future: of one for all actors, or of one per actor.
         on_end: Called with this once all parts have ended.
 
     Attributes:
-        terms: As above.
-        runtime: The threads that serve the actors.
+        terms: The facts that its parts have in common.
         parts: The part of each actor.
         parts_by_future: The parts that each future waits for, until they have ended.
     """
 
-    def __init__(
-        self, groups: Sequence[EnvGroup], terms: RolloutTerms, lease: ResultLease, on_end: Callable[[Any], object]
-    ) -> None:
-        self.terms = terms
-        self.runtime: Runtime = groups[0].actor.runtime
-        self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in groups]
-        shares = [self.parts] if len(lease) == 1 else [[part] for part in self.parts]
-        self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
-            ActorFuture(self, None): parts for parts in shares
-        }
-        for future in self.parts_by_future:
-            future.set_running()  # nobody can take it out of a queue
-        self._lease = lease
+    terms: RolloutTerms
+    parts: list[RolloutPart]
+    parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]]
+
+    def __init__(self, on_end: Callable[[Any], object]) -> None:
         self._on_end = on_end
 
-    # For futures -----------------------------------------------------------------------------------------
-
-    def cancel(self, future: ActorFuture[Any]) -> bool:
-        """Return False: a rollout can be neither canceled nor aborted."""
-        del future
-        return False
-
-    abort = cancel
-
-    def check_process(self) -> None:
-        """Raise in a forked process; see `envactors.actor.future.Owner`."""
-        self.parts[0].actor.check_process()
-
-    def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
-        """Do nothing: the loop reads the replies."""
-
-    # Under the lock --------------------------------------------------------------------------------------
+    def begin(self, groups: Sequence[EnvGroup], terms: RolloutTerms, *, each: bool) -> RolloutFutures:
+        """Make the parts, which the caller queues, and the futures: one per actor, or one for all."""
+        self.terms = terms
+        self.parts = [RolloutPart(group, terms, self.deliver) for group in groups]
+        shares = [[part] for part in self.parts] if each else [self.parts]
+        self.parts_by_future = {ActorFuture(parts[0].actor, None): parts for parts in shares}
+        for future in self.parts_by_future:
+            future.set_running()  # nobody can take it out of a queue
+        return list(self.parts_by_future)
 
     def deliver(self) -> None:
         """Resolve the futures whose parts have all ended."""
         for future, parts in tuple(self.parts_by_future.items()):
             if all(part.has_ended for part in parts):
-                future.set_outcome(self._outcome_of(parts))
-                del self.parts_by_future[future]  # a circle: the future refers to this, its owner
+                is_failure = any(part.failures.errors_to_raise or part.failures.policy_error for part in parts)
+                future.set_outcome(LazyOutcome(self._read, parts, is_failure=is_failure))
+                del self.parts_by_future[future]  # a circle: the outcome refers to this
         if not self.parts_by_future:
             self._on_end(self)
 
-    # The result ------------------------------------------------------------------------------------------
+    def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
+        """Return the result of consecutive actors, or the error to raise, perhaps one of unpickling.
 
-    def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
-        """Return the outcome of consecutive actors, which the first thread that asks for the result reads."""
-        is_failure = any(part.failures.errors_to_raise or part.failures.policy_error for part in parts)
-        return LazyOutcome(functools.partial(self._read_outcome, parts), is_failure=is_failure)
-
-    def _read_outcome(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
-        """Return the result of consecutive actors, or the error to raise, perhaps one of unpickling."""
+        The first thread that asks for the result calls this. It runs code of users.
+        """
         outcome, read_error = try_to_read(lambda: self._assemble(parts))
         return (None, read_error) if outcome is None else outcome
 
     def _assemble(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
-        """Return the result of consecutive actors, or the error to raise. Runs code of users.
-
-        At the end, the lease holds the memory no longer for these actors. An interrupt before that leaves the result to
-        the next caller.
-        """
-        results = ResultsWithoutArrays()
+        results, terms = ResultsWithoutArrays(), self.terms
         for part in parts:
             results.add_part(part)
-        versions = np.full(len(parts), 0 if self.terms.parameters is None else self.terms.parameters.version)
+        versions = np.full(len(parts), 0 if terms.parameters is None else terms.parameters.version)
         envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
-        outcome = assemble(self.terms.buffer.trajectory, envs, results, versions, copies=self.terms.copies)
-        self._lease.discard(envs.start)
-        return outcome
+        return assemble(terms.buffer.trajectory, envs, results, versions, copies=terms.copies)

@@ -17,32 +17,12 @@ from envactors.mailbox.slab import PLAIN_REWARD, slice_of
 from envactors.mailbox.specs import ArraySpec, conform, flatten, stack, unflatten
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan
 from envactors.rollout.messages import RAISED, Order, OrderReply
-from envactors.rollout.policy_output import actions_at, write_output
+from envactors.rollout.policy import actions_at, write_output
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 from envactors.worker import context
 from envactors.worker.env_rows import as_failure, unfit_result
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
-
-
-class _ObservationBatches:
-    """Observations by step, for what one array cannot hold: several leaves, or a leaf without an array.
-
-    Args:
-        layout: Layout of the trajectory.
-        arrays: Read-only array per leaf; None for leaves without an array.
-        objects: The leaves without an array of each env's last observation. Only batches of these have them.
-    """
-
-    def __init__(self, layout: TrajectoryLayout, arrays: list[Any], objects: list[list[Any]]) -> None:
-        self._layout, self._arrays, self._objects = layout, arrays, objects
-
-    def __getitem__(self, step: int) -> Any:
-        if self._layout.inferred is not None:
-            return stack(self._layout.inferred, [obs for (obs,) in self._objects])
-        objects = zip(*self._objects, strict=True)
-        leaves = (list(next(objects)) if array is None else array[step] for array in self._arrays)
-        return unflatten(self._layout.observation, leaves)
 
 
 class EnvRunner:
@@ -55,8 +35,8 @@ class EnvRunner:
 
     Attributes:
         trajectory, envs: As above.
-        observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
-            episode.
+        observed: Read-only array of all observations, by step, if they have only one leaf; else None.
+        starts: Whether each observation is the first of its episode, by step; read-only.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, envs: range) -> None:
@@ -73,13 +53,13 @@ class EnvRunner:
         self._steps_written = trajectory.steps_written.data
 
         # The policy gets read-only views, since they also are the observations of the result.
-        seen: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
+        self._views: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
         self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
-        for view in (*seen, self.starts):
+        for view in (*self._views, self.starts):
             if view is not None:
                 view.flags.writeable = False
-        self.observed: Any = _ObservationBatches(layout, seen, self._objects)
-        # The array of all observations, if they have only one leaf; else None.
+        self.observed: npt.NDArray[Any] | None = None
+        # The array that ``observed`` is a view of.
         self._array: npt.NDArray[Any] | None = None
         # The memory of plain results, if there may be some: all observations as one sequence of numbers, how many
         # numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape, in half of NumPy's
@@ -88,7 +68,7 @@ class EnvRunner:
         if isinstance(layout.observation, ArraySpec) and trajectory.has_all_leaves:
             self._array = array = trajectory.observations[0]
             assert array is not None, "it has all leaves"
-            self.observed = seen[0]
+            self.observed = self._views[0]
             has_numbers = array.ndim == 3 and array.dtype.kind in "biuf" and layout.reward == PLAIN_REWARD
             if has_numbers and not server.host.hosted_envs[0].journal:
                 numbers, rewards = array.reshape(-1).data, trajectory.rewards.reshape(-1).data
@@ -100,8 +80,17 @@ class EnvRunner:
 
     # The policy ------------------------------------------------------------------------------------------
 
+    def batch_observations(self, step: int) -> Any:
+        """Return the last observations, those before a step, if they are not one array."""
+        layout = self.trajectory.layout
+        if layout.inferred is not None:
+            return stack(layout.inferred, [obs for (obs,) in self._objects])
+        objects = zip(*self._objects, strict=True)
+        leaves = (list(next(objects)) if view is None else view[step] for view in self._views)
+        return unflatten(layout.observation, leaves)
+
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
-        """Write what the policy has returned; see `envactors.rollout.policy_output.write_output`."""
+        """Write what the policy has returned; see `envactors.rollout.policy.write_output`."""
         plain = self._plain_actions
         if plain is None or type(output) is not np.ndarray:
             return write_output(self.trajectory, self.envs, step, output)
@@ -148,7 +137,7 @@ class EnvRunner:
                 return reply
             if len(due) < len(planned):
                 due = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
-            actions = actions_at(trajectory, step)
+            actions = actions_at(trajectory, step, self.envs)
             for hosted, plan in due:
                 index, kind = hosted.index, plan.kind
                 times[SINCE] = now()

@@ -57,13 +57,13 @@ class Evaluator:
             VectorStepError: An episode failed three times.
             BaseException: Raised by the policy.
         """
-        self._engine.set_parameters(parameters)
         due = list(range(len(self._numbers)))
         while min(self._numbers) < self._episodes:
             if due:
                 due = self._reset_envs(due)
             else:
-                rollout, error = self._run_rollout()
+                rollout, error = self._run_rollout(parameters)
+                parameters = None  # it keeps them
                 due = [index for index in range(len(self._numbers)) if self._extend_episode(rollout, index, error)]
         seeds = np.array([self._engine.seed_of_episode(number) for number in range(self._episodes)], np.int64)
         failures = sorted(self._failures, key=lambda failure: failure[0])
@@ -88,9 +88,9 @@ class Evaluator:
             self._record_failure(index, failure, failed)
         return list(failures)
 
-    def _run_rollout(self) -> tuple[Rollout, VectorStepError | None]:
+    def _run_rollout(self, parameters: Any) -> tuple[Rollout, VectorStepError | None]:
         """Run a rollout; return it with the error that it raised, if an env failed."""
-        (future,) = self._engine.start(_STEPS_PER_ROLLOUT, None, copy=False)
+        (future,) = self._engine.start(_STEPS_PER_ROLLOUT, parameters)
         try:
             return future.result(), None
         except VectorStepError as error:

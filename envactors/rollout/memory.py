@@ -26,14 +26,6 @@ class Region(NamedTuple):
     content: Any
 
 
-class ResultLease(set[int]):
-    """Holds a buffer for the results of a rollout: the first env of each future whose result nobody has read.
-
-    It ends when it is empty, since all results were read, or when it is freed. The rollout owns it, and the buffer only
-    refers to it weakly. So it also ends with the last future of a rollout that has ended, or with a start that fails.
-    """
-
-
 class TrajectoryBuffer:
     """A trajectory in the memory of a vector.
 
@@ -45,14 +37,14 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
-        lease: Lease of the rollout that has taken the buffer last; None before the first.
+        holder: Returns the rollout that has taken the buffer last; None if there was none, or if it was freed.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # None for regions that the layout does not need.
         self._regions: list[Region | None] = [None] * 3
-        self.lease: weakref.ref[ResultLease] | None = None
+        self.holder: Callable[[], object] = lambda: None
         self._set_layout(layout)
 
     def add_room(self, layout: TrajectoryLayout) -> None:
@@ -80,7 +72,7 @@ class TrajectoryBuffer:
     @property
     def is_held(self) -> bool:
         """Whether a rollout may still write to the buffer, or somebody may still read its results from it."""
-        return self.lease is not None and bool(self.lease())
+        return self.holder() is not None
 
 
 class TrajectoryBuffers:
@@ -88,11 +80,11 @@ class TrajectoryBuffers:
 
         free     nobody uses it
           │ take
-        taken    a start writes nothing to it yet; if the start fails, its lease ends, and the buffer is free
+        taken    a start writes nothing to it yet; if the start fails, its rollout is freed, and so is the buffer
           │ begin
         last     of all buffers; its rollout writes to it, or has ended
           │ begin, of another buffer
-        held     until its lease ends; then it is free
+        held     until its rollout was freed; then it is free
 
     A buffer that is free when a rollout of another layout begins is freed.
 
@@ -105,11 +97,11 @@ class TrajectoryBuffers:
         # Buffers that no rollout has begun with come first; the others follow in the order of their last `begin`.
         self._buffers: list[TrajectoryBuffer] = []
 
-    def take(self, layout: TrajectoryLayout, lease: ResultLease) -> TrajectoryBuffer:
-        """Return a free buffer, which is held for as long as the lease lasts.
+    def take(self, layout: TrajectoryLayout, holder: object) -> TrajectoryBuffer:
+        """Return a free buffer, which is held until its rollout, the holder, was freed.
 
         Without copies, a result is valid until the next rollout but one begins, also after it was read. So the last
-        buffer is not free, even if its lease has ended.
+        buffer is not free, even if nobody holds it.
 
         Raises:
             VectorEnvError: There is too little memory.
@@ -119,7 +111,7 @@ class TrajectoryBuffers:
         if buffer is None:
             buffer = TrajectoryBuffer(layout, self._memory)
             self._buffers = [buffer, *self._buffers]
-        buffer.lease = weakref.ref(lease)
+        buffer.holder = weakref.ref(holder)
         return buffer
 
     def begin(self, buffer: TrajectoryBuffer) -> None:

@@ -100,7 +100,9 @@ class PolicyRunner:
             output = kept[2]
         else:
             self._server.page.record_env(METHOD_POLICY, 0)
-            output = self.policy.choose(step, env_runner.observed[step], env_runner.starts[step])
+            observed = env_runner.observed
+            obs = env_runner.batch_observations(step) if observed is None else observed[step]
+            output = self.policy.choose(step, obs, env_runner.starts[step])
         layout = env_runner.write_output(step, output)
         if layout is not None:
             self._output_without_room = self.policy.rollout_index, step, output

@@ -182,29 +182,16 @@ def test_a_start_that_failed_leaves_its_buffer_to_the_next_one(stages, monkeypat
 
 
 def test_the_memory_of_parameters_is_used_again(stages, monkeypatch):
-    """Two rollouts in flight and the last parameters need three regions. Then two of them are free."""
+    """Two rollouts in flight need two regions. Then one of them is free."""
     stage = make(stages, 1, policy=LoadingPolicy)
     extend, sizes = stage.envs._memory.extend, []
     monkeypatch.setattr(stage.envs._memory, "extend", lambda size: sizes.append(size) or extend(size))
     for _ in range(3):
         futures = [stage.envs.rollout_async(2, np.array(value)) for value in (7, 8)]
-        stage.envs._rollout_engine.set_parameters(np.array(9))
         stage.run()
         assert [rewards(future.result(SOON)) for future in futures] == [[[7.0] * 2], [[8.0] * 2]]
-        assert rewards(stage.play(stage.envs.rollout, 2)) == [[9.0] * 2]
-    assert [size for size in sizes if size == np.array(9).nbytes] == [8] * 3
-
-
-def test_parameters_that_no_rollout_has_used_leave_those_in_flight(stages):
-    """Ctrl-C may come between setting the parameters and starting the rollout."""
-    stage = make(stages, policy=LoadingPolicy)
-    first = stage.envs.rollout_async(2, np.array(7))
-    stage.envs._rollout_engine.set_parameters(np.array(8))
-    second = stage.envs.rollout_async(2, np.array(9))
-    stage.run()
-    assert rewards(first.result(SOON)) == [[7.0, 7.0]] * 2
-    assert rewards(second.result(SOON)) == [[9.0, 9.0]] * 2
-    assert rewards(stage.play(stage.envs.rollout, 1, np.array(6))) == [[6.0]] * 2
+        assert rewards(stage.play(stage.envs.rollout, 2, np.array(9))) == [[9.0] * 2]
+    assert [size for size in sizes if size == np.array(9).nbytes] == [8] * 2
 
 
 def test_two_rollouts_may_be_in_flight_and_no_third(stages):
@@ -675,7 +662,7 @@ def test_a_handler_at_any_line_of_starting_a_rollout_keeps_its_parameters(stages
                 started[value] = stage.envs.rollout_async(1, np.array(value))
 
     signum = handle(lambda: start(7, 8))
-    names = {"start", "set_parameters", "_set_parameters", "set", "write", "_take_region"}
+    names = {"start", "begin", "take", "write", "_take_region"}
     for number in itertools.count():
         stage.play(stage.envs.rollout, 1, np.array(5))
         started.clear()
