@@ -50,15 +50,15 @@ class ResultsWithoutArrays:
         Raises:
             BaseException: Whatever unpickling raises.
         """
-        envs, failures = part.envs, part.failures
-        if failures.errors_to_raise:
+        envs = part.envs
+        if envs.errors_to_raise:
             envs.trajectory.clear_unwritten(envs.indices)
         self._read_infos(envs)
-        self.errors_by_step.update(_exceptions_of(failures.errors_by_step))
-        self.errors_to_raise.update(_exceptions_of(failures.errors_to_raise))
-        if failures.policy_error is not None and self.policy_error is None:
-            self.policy_error = failures.policy_error.read()[1]
-        truncated = [(step, index) for step, index in failures.errors_by_step if envs.accepted_steps[index] > step]
+        self.errors_by_step.update(_exceptions_of(envs.errors_by_step))
+        self.errors_to_raise.update(_exceptions_of(envs.errors_to_raise))
+        if part.policy_error is not None and self.policy_error is None:
+            self.policy_error = part.policy_error.read()[1]
+        truncated = [(step, index) for step, index in envs.errors_by_step if envs.accepted_steps[index] > step]
         self.infos.update({key: self._failure_info(*key, envs) for key in truncated})
 
     def _read_infos(self, envs: RolloutEnvs) -> None:

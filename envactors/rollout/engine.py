@@ -214,7 +214,7 @@ class RolloutInFlight:
         """Resolve the futures whose parts have all ended."""
         for future, parts in tuple(self.parts_by_future.items()):
             if all(part.has_ended for part in parts):
-                is_failure = any(part.failures.errors_to_raise or part.failures.policy_error for part in parts)
+                is_failure = any(part.has_failed for part in parts)
                 future.set_outcome(LazyOutcome(self._read, parts, is_failure=is_failure))
                 del self.parts_by_future[future]  # a circle: the outcome refers to this
         if not self.parts_by_future:

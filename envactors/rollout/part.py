@@ -8,8 +8,8 @@
       └▶ find_uncompleted  the process has ended
            └▶ handle_exit  it is known why, and what comes next
 
-`on_reply` and `find_uncompleted` accept the complete steps, and then decide about the envs that have raised, with
-`RolloutFailures`. `handle_exit` decides about the others without a result. If that leaves steps to run, the actor calls
+`on_reply` and `find_uncompleted` accept the complete steps, and then decide about the envs that have raised.
+`handle_exit` decides about the others without a result. If that leaves steps to run, the actor calls
 `start` again. Otherwise the part ends.
 
 Everything runs under the lock of the vector.
@@ -33,7 +33,6 @@ from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POL
 from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_message
 from envactors.rollout import policy_runner
-from envactors.rollout.failures import RolloutFailures
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import RAISED, STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.rollout_envs import RolloutEnvs
@@ -69,16 +68,16 @@ class RolloutPart(Job):
         on_end: Called once the part has ended; see `_end`.
 
     Attributes:
-        envs: How far each env has got.
-        failures: The failures of envs and of the policy.
+        envs: How far each env has got, and its errors.
+        policy_error: The exception that the policy raised; None without one.
     """
 
     actor: Actor
     needs_permit = True
 
     def __init__(self, group: EnvGroup, terms: RolloutTerms, on_end: Callable[[], object]) -> None:
-        self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, terms.buffer)
-        self.failures: RolloutFailures = RolloutFailures(group, self.envs)
+        self.envs: RolloutEnvs = RolloutEnvs(group, terms.buffer)
+        self.policy_error: Outcome | None = None
         self._terms = terms
         self._group = group
         self.actor = group.actor
@@ -104,6 +103,11 @@ class RolloutPart(Job):
     def has_ended(self) -> bool:
         """Whether the part has ended: its result is complete, and the rows have the last results."""
         return self._stage == "ended"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error of an env, of the policy, or of the actor ends the part."""
+        return bool(self.policy_error or self.envs.errors_to_raise)
 
     @property
     def _has_other_parts(self) -> bool:
@@ -143,9 +147,9 @@ class RolloutPart(Job):
             return None
         if self._stage == "new":
             envs.read_rows()
-            self.failures.fail_lost_envs(self._terms.last_errors)
+            envs.fail_lost(self._terms.last_errors)
             self._stage = "begun"
-        self.failures.settle_lost_episodes(self.call_id)
+        envs.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
             return None
         self._group.table.rows.begin_rollout(envs.indices, self.call_id)
@@ -225,7 +229,7 @@ class RolloutPart(Job):
         self._accept_completed()
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
-            self.failures.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
+            self.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
             return self._end_if_decided()
         reply = load_message(OrderReply, frame.payload)
         self._sends_recipe = reply.must_make_policy
@@ -234,7 +238,7 @@ class RolloutPart(Job):
             try:
                 self._terms.buffer.add_room(reply.layout)
             except VectorEnvError as error:
-                self.failures.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
+                self.envs.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
         return self._end_if_decided()
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
@@ -265,17 +269,17 @@ class RolloutPart(Job):
         if process_exit.culprit is not None:
             loss = self._group.recovery.exit_loss(process_exit.culprit, process_exit)
             for index in self.envs.failed_in(process_exit.culprit):
-                self.failures.recover(index, loss)
+                self.envs.recover(index, loss)
         if process_exit.plan.starts_another:
-            self.failures.settle_lost_episodes(self.call_id)
+            self.envs.settle_lost_episodes(self.call_id)
         elif self.envs.next_step < self.envs.steps:
-            self.failures.fail_all(process_exit.error)
+            self.envs.fail_all(process_exit.error)
         return self._end_if_decided()
 
     def fail(self, error_of: ErrorOf) -> None:
         """End the part with an error, unless it has ended: no process will run the steps that are left."""
         if not self.has_ended:
-            self.failures.fail_all(error_of(self._activity_of_order))
+            self.envs.fail_all(error_of(self._activity_of_order))
             self._end()
 
     def _accept_completed(self) -> None:
@@ -292,12 +296,11 @@ class RolloutPart(Job):
         for index, (step, failure) in raised.items():
             if step == self.envs.accepted_steps[index]:
                 loss = self._group.recovery.raised_loss(self.envs.activity(index, self.call_id), failure)
-                self.failures.recover(index, loss)
+                self.envs.recover(index, loss)
 
     def _end_if_decided(self) -> bool:
         """End the part if nothing is left to run; return whether it has ended."""
-        failures = self.failures
-        if failures.policy_error or failures.errors_to_raise or self.envs.next_step >= self.envs.steps:
+        if self.has_failed or self.envs.next_step >= self.envs.steps:
             self._end()
         return self.has_ended
 
@@ -320,7 +323,7 @@ class RolloutPart(Job):
         if self.has_ended:
             return
         self.envs.write_rows()
-        self._terms.last_errors.update(self.failures.errors_to_raise)
+        self._terms.last_errors.update(self.envs.errors_to_raise)
         self._stage = "ended"
         on_end, self._on_end = self._on_end, lambda: None  # the rollout is freed with its futures, not with its parts
         on_end()

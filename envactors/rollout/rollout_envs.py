@@ -2,7 +2,7 @@
 
     `read_rows`         the rollout begins with the last observations, which are in the rows of the envs
     `accept_completed`  each completed step advances the episode and the journal of its env
-    `truncate`          the last observation is the result of a step that has failed
+    `recover`           a step has failed: it runs again, or has another result, or the rollout of the actor ends
     `write_rows`        the rollout ends: the rows get the last results, as if steps had written them
 
 In between, the episodes and journals are up to date, and the rows are not. Of rollouts, `envactors.vector` knows
@@ -16,6 +16,7 @@ this:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.activity import Activity
+from envactors.actor.future import Outcome, ReadyOutcome
+from envactors.errors import ActorError
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN
 from envactors.mailbox.slab import slice_of
 from envactors.replay import PostedRequest
@@ -30,40 +33,48 @@ from envactors.rollout.completed_steps import record_steps, request_at
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, kind_after_end, next_kind
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
-from envactors.vector.table import EnvTable
+from envactors.vector.env_group import EnvGroup
+from envactors.vector.episodes import NO_EPISODE
+from envactors.vector.fates import EnvFate, RequestLoss
 
 
 class RolloutEnvs:
-    """How far each env of one actor has got, what it does next, and its last result.
+    """How far each env of one actor has got, what it does next, its last result, and its errors.
+
+    `EnvRecovery` decides about failures, as it does about rows.
 
     The *next step* of an env is the first one that is not accepted. The *content* of a result is its encoded info and
     object leaves, which have no arrays; None without any.
 
     Args:
-        table: The envs of the vector.
-        indices: Indices of the actor's envs.
+        group: The actor's envs.
         buffer: The trajectory.
 
     Attributes:
-        indices: As above.
+        indices: Indices of the envs.
         steps: Number of steps of the rollout.
         accepted_steps: How many steps of each env are accepted, by env.
-        reset_after_failure: The envs whose next step has failed, and within which the next process resets them, as
-            ``autoreset="same_step"`` demands.
+        errors_by_step: Errors of all failed steps, by (step, env). The thread that reads the result reads them.
+        errors_to_raise: The errors of the envs that do not continue, by env.
     """
 
-    def __init__(self, table: EnvTable, indices: range, buffer: TrajectoryBuffer) -> None:
-        self.indices = indices
+    def __init__(self, group: EnvGroup, buffer: TrajectoryBuffer) -> None:
+        self.indices: range = group.indices
         self.steps: int = buffer.trajectory.layout.steps
-        self.accepted_steps: dict[int, int] = dict.fromkeys(indices, 0)
-        self.reset_after_failure: set[int] = set()
-        self._table = table
+        self.accepted_steps: dict[int, int] = dict.fromkeys(group.indices, 0)
+        self.errors_by_step: dict[tuple[int, int], Outcome] = {}
+        self.errors_to_raise: dict[int, Outcome] = {}
+        self._table = group.table
+        self._recovery = group.recovery
         self._buffer = buffer
+        # The envs whose next step has failed, and within which the next process resets them, as
+        # ``autoreset="same_step"`` demands.
+        self._reset_after_failure: set[int] = set()
         # The plan of each env in the last order, by env; empty before the first order. Its seed is that of the next
         # reset.
         self._plans: dict[int, EnvPlan] = {}
         # The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
-        self._incarnations: dict[int, int] = dict.fromkeys(indices, 0)
+        self._incarnations: dict[int, int] = dict.fromkeys(group.indices, 0)
         # Contents that are not in the trajectory, by (step, env): step 0 has that of the result before the rollout, and
         # step ``t + 1`` that of step ``t``, if it was too large, or if a truncation repeats an earlier one.
         self._contents: dict[tuple[int, int], bytes | None] = {}
@@ -153,28 +164,10 @@ class RolloutEnvs:
         self._plans[index].advance_seeds(starts)
         self.accepted_steps[index] = end
         self._incarnations[index] = self._table.rows.posted_incarnations[index]
-        if index in self.reset_after_failure:
-            self.reset_after_failure.discard(index)
+        if index in self._reset_after_failure:
+            self._reset_after_failure.discard(index)
             trajectory.truncated[step, index] = True
             trajectory.kinds[step, index] = KIND_TRUNCATED
-
-    def truncate(self, index: int, incarnation: int) -> None:
-        """Accept the last observation of an env as the result of its next step, which has failed.
-
-        It ends the episode. The env continues in the process with that incarnation.
-        """
-        step, trajectory = self.accepted_steps[index], self.trajectory
-        trajectory.repeat_observation(step, index)
-        trajectory.terminated[step, index] = False
-        trajectory.truncated[step, index] = True
-        trajectory.starts[step + 1, index] = False
-        trajectory.kinds[step, index] = KIND_TRUNCATED
-        content = None if trajectory.has_all_leaves else self.content_before(step, index)
-        trajectory.info_encoding[trajectory.cell(step, index)] = PLAIN if content is None else OVERFLOW
-        self._contents[step + 1, index] = content
-        self._incarnations[index] = incarnation
-        self.reset_after_failure.discard(index)
-        trajectory.steps_written[index] = self.accepted_steps[index] = step + 1
 
     def drop_late_steps(self) -> None:
         """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
@@ -186,7 +179,7 @@ class RolloutEnvs:
 
     def next_kind(self, index: int) -> int:
         """Return the kind of an env's next step."""
-        return KIND_RESET if index in self.reset_after_failure else next_kind(self._table.episodes, index)
+        return KIND_RESET if index in self._reset_after_failure else next_kind(self._table.episodes, index)
 
     def make_plans(self) -> list[EnvPlan]:
         """Plan the steps of each env from its next one on."""
@@ -216,6 +209,8 @@ class RolloutEnvs:
         seed = None if plan is None else plan.seed
         return request_at(self._table, self.trajectory, self.accepted_steps[index], index, is_reset=is_reset, seed=seed)
 
+    # Failures --------------------------------------------------------------------------------------------
+
     def failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity.
 
@@ -228,3 +223,68 @@ class RolloutEnvs:
         if running.method == "policy" and self.trajectory.steps_chosen(self.indices) <= step:
             return due
         return [running.index] if running.method in ("step", "reset") and running.index in due else []
+
+    def fail_lost(self, last_errors: dict[int, Outcome]) -> None:
+        """Fail the envs that have lost their episode to an error in an earlier rollout, with that error."""
+        episodes = self._table.episodes
+        for index in self.indices:
+            if index in last_errors and episodes.needs_reset(index) and episodes.state(index) == NO_EPISODE:
+                self._fail(index, last_errors[index])
+
+    def fail_all(self, error: ActorError) -> None:
+        """Fail all envs with steps left, unless they have failed before, with an error of the actor as a whole."""
+        for index, step in self.accepted_steps.items():
+            if step < self.steps and index not in self.errors_to_raise:
+                self._fail(index, ReadyOutcome(None, error))
+
+    def settle_lost_episodes(self, call_id: int) -> None:
+        """Decide about the envs that cannot take their next step, since their episode was lost with their process.
+
+        A loss concerns the next step of an env, and some envs are ahead of others. So this begins with those that are
+        behind. If one of them has an error to raise, the rollout ends there: the envs ahead take no further step, and
+        their losses are left to the next rollout or call of `step`.
+        """
+        current, to_raise = self.next_step, self.errors_to_raise
+        for index, step in sorted(self.accepted_steps.items(), key=operator.itemgetter(1)):
+            is_run = step < self.steps and index not in to_raise and (step == current or not to_raise)
+            if is_run and self._table.needs_lost_episode(index) and self.next_kind(index) != KIND_REPEAT:
+                self.recover(index, self._recovery.lost_episode_loss(self.activity(index, call_id)))
+
+    def recover(self, index: int, loss: RequestLoss) -> None:
+        """Decide the fate of an env's next step, which has no result, and carry it out.
+
+        An error to raise ends the rollout of the actor. Otherwise the next order runs the step again, or resets the env
+        within it, or begins after it, since it was truncated.
+        """
+        decision, error = self._recovery.apply_fate(index, loss, self.posted(index))
+        if decision.fate is EnvFate.REDO:
+            return
+        self.errors_by_step[self.accepted_steps[index], index] = error
+        if decision.fate is EnvFate.RESET:
+            self._reset_after_failure.add(index)
+        elif decision.fate is EnvFate.TRUNCATE:
+            self._truncate(index, self._recovery.next_incarnation(loss))
+        else:
+            self._fail(index, error)
+
+    def _fail(self, index: int, error: Outcome) -> None:
+        """Fail an env at its next step with an error to raise."""
+        self.errors_to_raise[index] = self.errors_by_step[self.accepted_steps[index], index] = error
+
+    def _truncate(self, index: int, incarnation: int) -> None:
+        """Accept the last observation of an env as the result of its next step, which has failed.
+
+        It ends the episode. The env continues in the process with that incarnation.
+        """
+        step, trajectory = self.accepted_steps[index], self.trajectory
+        trajectory.repeat_observation(step, index)
+        trajectory.terminated[step, index] = False
+        trajectory.truncated[step, index] = True
+        trajectory.starts[step + 1, index] = False
+        trajectory.kinds[step, index] = KIND_TRUNCATED
+        content = None if trajectory.has_all_leaves else self.content_before(step, index)
+        trajectory.info_encoding[trajectory.cell(step, index)] = PLAIN if content is None else OVERFLOW
+        self._contents[step + 1, index] = content
+        self._incarnations[index] = incarnation
+        self._reset_after_failure.discard(index)
+        trajectory.steps_written[index] = self.accepted_steps[index] = step + 1

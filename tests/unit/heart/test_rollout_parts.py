@@ -744,7 +744,7 @@ def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     rollout = future.result(SOON)
     with stage.table.lock, stage.table.lock.change(stage.actor()):
         job.fail(lambda _: pytest.fail("it has ended"))
-    assert not job.failures.errors_to_raise
+    assert not job.envs.errors_to_raise
     assert rollout.valid.all()
 
 
