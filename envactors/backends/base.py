@@ -256,7 +256,7 @@ class Worker(ABC):
         del spans  # both sides share the page
         self.page.counters[TIMED] = True
 
-    def mirror(self, part: MirroredPart, content: bytes) -> None:
+    def mirror(self, part: MirroredPart, content: bytes | bytearray) -> None:
         """Have the next request start with this content in a part of the memory, and send back what it writes there."""
         del part, content  # on this machine the memory is shared
 

@@ -275,7 +275,7 @@ class RemoteWorker(Worker):
     def resident_memory(self) -> int:
         return self.page.rss
 
-    def mirror(self, part: MirroredPart, content: bytes) -> None:
+    def mirror(self, part: MirroredPart, content: bytes | bytearray) -> None:
         self._send(Record(RecordKind.MIRROR, self.worker_id, packing.pack(enumerate((pickle.dumps(part), content)))))
 
     def reap(self) -> ExitStatus:

@@ -92,8 +92,8 @@ class PolicyRunner:
         Raises:
             BaseException: Raised by the policy.
         """
-        trajectory, envs = env_runner.trajectory, self.policy.envs
-        if trajectory.steps_chosen(envs) > step:
+        steps_chosen, first = env_runner.trajectory.steps_chosen, self.policy.envs.start
+        if steps_chosen[first] > step:
             return None
         kept = self._output_without_room
         if kept is not None and kept[:2] == (self.policy.rollout_index, step):
@@ -108,7 +108,7 @@ class PolicyRunner:
             self._output_without_room = self.policy.rollout_index, step, output
             return OrderReply(layout=layout)
         self._output_without_room = None
-        trajectory.set_steps_chosen(envs, step + 1)
+        steps_chosen[first] = step + 1
         return None
 
     def _load(self, parameters: Parameters) -> None:

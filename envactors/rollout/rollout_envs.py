@@ -171,9 +171,9 @@ class RolloutEnvs:
 
     def drop_late_steps(self) -> None:
         """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
-        self.trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
-        chosen = min(self.trajectory.steps_chosen(self.indices), self.next_step + 1)
-        self.trajectory.set_steps_chosen(self.indices, chosen)
+        trajectory, first = self.trajectory, self.indices.start
+        trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
+        trajectory.steps_chosen[first] = min(trajectory.steps_chosen[first], self.next_step + 1)
 
     # The next steps --------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class RolloutEnvs:
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]
         due = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
-        if running.method == "policy" and self.trajectory.steps_chosen(self.indices) <= step:
+        if running.method == "policy" and self.trajectory.steps_chosen[self.indices.start] <= step:
             return due
         return [running.index] if running.method in ("step", "reset") and running.index in due else []
 

@@ -18,13 +18,13 @@ the first call of the policy.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.mailbox import packing
 from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.slab import PLAIN_REWARD, Places, slice_of
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
@@ -34,8 +34,6 @@ RegionPlaces: TypeAlias = "tuple[tuple[int, int] | None, ...]"
 
 # Bytes per encoded info; larger infos are sent in messages. Those of MuJoCo take about 500 bytes.
 _INFO_ROOM = 1024
-# Header of packed steps: the first step, and the step after the last one.
-_RANGE = struct.Struct("<qq")
 
 
 class TrajectoryLayout(NamedTuple):
@@ -74,6 +72,8 @@ class Trajectory:
         sizes: Size of each region in bytes; 0 for those that the layout does not need.
         counts: The numbers of complete and of chosen steps in one array; int64, shape (2, n).
         steps_written: Number of complete steps of each env, also of repeats; int64, shape (n,).
+        steps_chosen: Number of steps that a policy has written actions for, at the index of its first env; int64, shape
+            (n,).
         flags: The five arrays of flags below in one, so that workers can clear them together; uint8, shape
             (5, t + 1, n). Row ``t + 1`` has the flags of step ``t`` and of the observation after it.
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
@@ -94,7 +94,7 @@ class Trajectory:
         add, add_action, add_extra = map(Places, regions)
         self.counts: npt.NDArray[np.int64] = add((2, n), np.int64)
         self.steps_written: npt.NDArray[np.int64] = self.counts[0]
-        self._steps_chosen: npt.NDArray[np.int64] = self.counts[1]
+        self.steps_chosen: npt.NDArray[np.int64] = self.counts[1]
         self.flags: npt.NDArray[np.uint8] = add((5, t + 1, n), np.uint8)
         starts, terminated, truncated, kinds, info_encoding = self.flags
         self.starts: npt.NDArray[np.bool_] = starts.view(np.bool_)
@@ -119,18 +119,6 @@ class Trajectory:
         self.extras: list[npt.NDArray[Any]] = [add_extra((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
         # Arrays without elements need a region, too.
         self.sizes: list[int] = [add.size, add_action.size or len(self.actions), add_extra.size or len(self.extras)]
-
-    def steps_chosen(self, envs: range) -> int:
-        """Return how many steps a policy has chosen actions for.
-
-        Args:
-            envs: Indices of all envs that it acts for.
-        """
-        return int(self._steps_chosen[envs.start])
-
-    def set_steps_chosen(self, envs: range, count: int) -> None:
-        """Set how many steps a policy has chosen actions for, once it has written them."""
-        self._steps_chosen[envs.start] = count
 
     def cell(self, step: int, index: int) -> int:
         """Return the cell of a step of an env: its position in the arrays of infos, which are flat."""
@@ -158,7 +146,7 @@ class Trajectory:
     def clear_unwritten(self, envs: range) -> None:
         """Clear the steps of an actor's envs that have not run: the memory may have those of an earlier rollout."""
         for array in (*self.actions, *self.extras):
-            array[self.steps_chosen(envs) :, slice_of(envs)] = 0
+            array[self.steps_chosen[envs.start] :, slice_of(envs)] = 0
         for index in envs:
             written = int(self.steps_written[index])
             self.rewards[written:, index] = 0
@@ -166,7 +154,7 @@ class Trajectory:
                 if observations is not None:
                     observations[written + 1 :, index] = 0
 
-    def pack(self, envs: range, start: int, end: int | None = None) -> bytes:
+    def pack(self, envs: range, start: int, end: int | None = None) -> bytearray:
         """Serialize steps of some envs for another machine.
 
         Args:
@@ -175,19 +163,17 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.steps_written[slice_of(envs)].max()), self.steps_chosen(envs))
+            written = max(int(self.steps_written[slice_of(envs)].max()), int(self.steps_chosen[envs.start]))
             end = min(max(start, written), self.layout.steps)
-        return b"".join([_RANGE.pack(start, end), *(block.tobytes() for block in self._blocks(envs, start, end))])
+        blocks = ((0, block.tobytes()) for block in self._blocks(envs, start, end))
+        return packing.pack([(start, b""), (end, b""), *blocks])
 
     def unpack(self, envs: range, content: bytes | memoryview) -> None:
         """Write steps that `pack` serialized."""
-        start, end = _RANGE.unpack_from(content)
-        at = _RANGE.size
-        for block in self._blocks(envs, start, end):
-            if at == len(content):  # the sender had no room for extras
-                return
-            block[...] = np.frombuffer(content, block.dtype, block.size, at).reshape(block.shape)
-            at += block.nbytes
+        (start, _), (end, _), *parts = packing.unpack(content)
+        # The sender may have had no room for extras, which come last.
+        for block, (_, part) in zip(self._blocks(envs, start, end), parts, strict=False):
+            block[...] = np.ndarray(block.shape, block.dtype, part)
 
     def _blocks(self, envs: range, start: int, end: int) -> Iterator[npt.NDArray[Any]]:
         """Yield some envs and steps of each array.

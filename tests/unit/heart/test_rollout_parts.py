@@ -367,7 +367,7 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     worker = stage.worker()
     trajectory = stage.actor().jobs.running.envs.trajectory
     worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    trajectory.set_steps_chosen(range(1), 1)
+    trajectory.steps_chosen[0] = 1
     trajectory.actions[0][0, 0] = 1
     stage.crash()
     stage.run()
@@ -415,7 +415,7 @@ def test_a_crash_fails_no_env_whose_episode_is_over(stages, policy, on_failure, 
         stage.worker().play()
         stage.settle()
     part = stage.actor().jobs.running
-    part.envs.trajectory.set_steps_chosen(range(1), int(method == METHOD_STEP))
+    part.envs.trajectory.steps_chosen[0] = method == METHOD_STEP
     stage.worker().page.start_request(part.call_id, method, 0)
     stage.crash()
     stage.run()
@@ -433,7 +433,7 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
         future = stage.envs.rollout_async(1)
         part = stage.actor().jobs.running
         trajectory = part.envs.trajectory
-        trajectory.set_steps_chosen(range(1), 1)
+        trajectory.steps_chosen[0] = 1
         trajectory.steps_written[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
         stage.crash()
@@ -580,7 +580,7 @@ def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
     stage.reset(seed=0)
     first = stage.envs.rollout_async(2)
     stage.worker().page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    stage.actor().jobs.running.envs.trajectory.set_steps_chosen(range(1), 1)
+    stage.actor().jobs.running.envs.trajectory.steps_chosen[0] = 1
     stage.crash()
     with pytest.raises(ea.VectorStepError):
         first.result(SOON)
