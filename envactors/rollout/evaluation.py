@@ -38,14 +38,14 @@ class Evaluator:
         self._engine = engine
         self._reset = reset
         self._episodes = episodes
-        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *shape[1:]))
-        self._lengths: npt.NDArray[np.int64] = np.zeros(episodes, np.int64)
+        # The return and the length of each finished episode, and the failed attempts, also beyond the episodes to play.
+        self._finished: dict[int, tuple[Any, int]] = {}
         self._failures: list[tuple[int, BaseException]] = []
         self._tries: Counter[int] = Counter()
-        # Index of each env's current episode, also beyond the last one to play, and its return and length so far.
+        # Index of each env's current episode, and its return and length so far.
         self._numbers = list(range(shape[0]))
         self._sums: npt.NDArray[np.float64] = np.zeros(shape)
-        self._lengths_so_far: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
+        self._lengths: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
 
     def run(self, parameters: Any) -> Evaluation:
         """Play the episodes.
@@ -65,13 +65,15 @@ class Evaluator:
                 rollout, error = self._run_rollout(parameters)
                 parameters = None  # it keeps them
                 due = [index for index in range(len(self._numbers)) if self._extend_episode(rollout, index, error)]
-        seeds = np.array([self._engine.seed_of_episode(number) for number in range(self._episodes)], np.int64)
-        failures = sorted(self._failures, key=lambda failure: failure[0])
-        return Evaluation(self._returns, self._lengths, seeds, failures)
+        numbers = range(self._episodes)
+        returns, lengths = zip(*map(self._finished.__getitem__, numbers), strict=True)
+        seeds = np.array([self._engine.seed_of_episode(number) for number in numbers], np.int64)
+        failures = sorted((each for each in self._failures if each[0] in numbers), key=lambda failure: failure[0])
+        return Evaluation(np.array(returns), np.array(lengths), seeds, failures)
 
     def _reset_envs(self, due: list[int]) -> list[int]:
         """Reset envs for their current episodes; return the envs whose reset failed."""
-        self._sums[due] = self._lengths_so_far[due] = 0
+        self._sums[due] = self._lengths[due] = 0
         seeds = [self._engine.seed_of_episode(self._numbers[index]) for index in due]
         failed: VectorStepError | None = None
         try:
@@ -80,9 +82,8 @@ class Evaluator:
             failed = error
             infos = dict(zip(error.batch.env_ids.tolist(), error.batch.infos, strict=True))
         for index, info in infos.items():
-            reset_cause = failure_in(info)
-            if reset_cause is not None and self._numbers[index] < self._episodes:
-                self._failures.append((self._numbers[index], reset_cause))
+            if (cause := failure_in(info)) is not None:
+                self._failures.append((self._numbers[index], cause))
         failures = {} if failed is None else failed.failures
         for index, failure in failures.items():
             self._record_failure(index, failure, failed)
@@ -114,18 +115,17 @@ class Evaluator:
         # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
         self._sums[index] = np.cumsum(added, axis=0)[-1]
-        self._lengths_so_far[index] += len(ran)
-        if is_over and number < self._episodes:
-            self._returns[number] = self._sums[index]
-            self._lengths[number] = self._lengths_so_far[index]
+        self._lengths[index] += len(ran)
         if is_over:
+            self._finished[number] = self._sums[index].copy(), int(self._lengths[index])
             self._numbers[index] += len(self._numbers)
         return is_over
 
     def _record_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
-        """Count a failed attempt at an episode, and record the failure unless the results of the env are discarded.
+        """Count a failed attempt at an episode, and record the failure.
 
-        Failed resets count in that case, too: an env that cannot be reset stops the rollouts of the others.
+        Failed resets count also if the results of the env are discarded: an env that cannot be reset stops the rollouts
+        of the others.
 
         Args:
             index: The env.
@@ -136,8 +136,7 @@ class Evaluator:
             BaseException: This was the last attempt.
         """
         number = self._numbers[index]
-        if number < self._episodes:
-            self._failures.append((number, failure))
+        self._failures.append((number, failure))
         self._tries[number] += 1
         if self._tries[number] == _TRIES:
             raise error or failure

@@ -207,8 +207,7 @@ class RolloutPart(Job):
 
         Steps of another machine come when its worker has ended, and `find_uncompleted` accepts them all.
         """
-        if not self._is_remote:
-            self._accept_completed()
+        self._accept_completed()
         self._late = activity
 
     def on_reply_piece(self, frame: Frame) -> None:
