@@ -1,6 +1,6 @@
 """Rollouts: the policy runs in the workers, which write whole trajectories into shared memory.
 
-    caller      engine ── part, one per actor ── completed_steps        at the end, assembly makes the result
+    caller      engine ── part, one per actor ── rollout_envs           at the end, assembly makes the result
                             │ order    ▲ reply       │ reads
     shared                  ▼          │        trajectory
     worker                policy_runner ── env_runner ┘ writes
@@ -12,10 +12,8 @@ The caller's half:
     base            Interface of the rollouts of a vector, and the code that workers and in-process envs share
     engine          Rollouts of a vector whose envs run in workers, and those in flight
     part            One actor's part of a rollout: the job that sends orders and takes replies
-    rollout_envs    How far each env of an actor has got, and what it does next
-    completed_steps Accepts the steps that a worker has completed into episodes and journals
-    last_results    The last results of envs: out of their rows at the start, and into them at the end
-    failures        Carries out the fates of steps that have no results
+    rollout_envs    How far each env of an actor has got, what it does next, its last result, and its errors
+    completed_steps Records the steps that a worker has completed in episodes and journals
     memory          Buffers for trajectories, and the parameters of policies
     assembly        Makes a `Rollout` from a trajectory and from the results that have no array there
     results         `Rollout` and `Evaluation`
@@ -30,6 +28,5 @@ Both halves and `inline` use:
     messages        Orders and replies
     env_plan        The rules of episodes: which kind of step an env takes next, with which seed it is reset
     trajectory      The arrays that the caller and its workers share
-    policy          The policy of one actor, and its context
-    policy_output   Checks what a policy returns, and writes it to a trajectory
+    policy          The policy of one actor, its context, and its output, which is checked and written to a trajectory
 """

@@ -4,7 +4,7 @@
 2. `envactors.vector.fates` decides what follows from it.
 3. `apply_fate` applies that to the episode, the journal, the counts, and the process of the env.
 4. `resolve_or_retry` does all this for a row: then the request has an outcome, or the caller queues it again. A rollout
-   does the rest of it for a trajectory instead (`envactors.rollout.failures`).
+   does the rest of it for a trajectory instead (`envactors.rollout.rollout_envs`).
 
 `EnvRecovery` keeps no state, and queues nothing. `envactors.vector.env_replays` brings envs back.
 """
