@@ -16,7 +16,7 @@ from envactors.mailbox.pickling import copy_value, dumps
 from envactors.mailbox.slab import PLAIN_REWARD, slice_of
 from envactors.mailbox.specs import ArraySpec, conform, flatten, stack, unflatten
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan
-from envactors.rollout.messages import RAISED, Order, OrderReply
+from envactors.rollout.messages import RAISED, Order
 from envactors.rollout.policy import actions_at, write_output
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 from envactors.worker import context
@@ -58,21 +58,18 @@ class EnvRunner:
         for view in (*self._views, self.starts):
             if view is not None:
                 view.flags.writeable = False
-        self.observed: npt.NDArray[Any] | None = None
+        is_one_array = isinstance(layout.observation, ArraySpec) and trajectory.has_all_leaves
+        self.observed: npt.NDArray[Any] | None = self._views[0] if is_one_array else None
         # The array that ``observed`` is a view of.
-        self._array: npt.NDArray[Any] | None = None
+        self._array = array = trajectory.observations[0] if is_one_array else None
         # The memory of plain results, if there may be some: all observations as one sequence of numbers, how many
         # numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape, in half of NumPy's
         # time.
         self._plain_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
-        if isinstance(layout.observation, ArraySpec) and trajectory.has_all_leaves:
-            self._array = array = trajectory.observations[0]
-            assert array is not None, "it has all leaves"
-            self.observed = self._views[0]
-            has_numbers = array.ndim == 3 and array.dtype.kind in "biuf" and layout.reward == PLAIN_REWARD
-            if has_numbers and not server.host.hosted_envs[0].journal:
-                numbers, rewards = array.reshape(-1).data, trajectory.rewards.reshape(-1).data
-                self._plain_results = numbers, array.shape[2], rewards
+        may_be_plain = layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
+        if may_be_plain and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":
+            numbers, rewards = array.reshape(-1).data, trajectory.rewards.reshape(-1).data
+            self._plain_results = numbers, array.shape[2], rewards
         # The actions of all steps if they are one array and come without extras; else None.
         self._plain_actions: npt.NDArray[Any] | None = None
         if isinstance(layout.action, ArraySpec) and not layout.extras:
@@ -101,8 +98,8 @@ class EnvRunner:
 
     # The envs --------------------------------------------------------------------------------------------
 
-    def run(self, order: Order, choose: Callable[[int], OrderReply | None]) -> OrderReply:
-        """Carry out an order, until all steps are complete or an env raises; return the reply.
+    def run(self, order: Order, choose: Callable[[int], TrajectoryLayout | None]) -> TrajectoryLayout | None:
+        """Carry out an order, until all steps are complete or an env raises.
 
         If an env raises, the others still take this step, as in `envactors.worker.env_rows`.
 
@@ -118,7 +115,10 @@ class EnvRunner:
 
         Args:
             order: The order.
-            choose: Writes the actions of a step. It may return a reply, which ends the order.
+            choose: Writes the actions of a step, or returns the layout to make room for, which ends the order.
+
+        Returns:
+            That layout, or None.
         """
         planned = self._begin(order)
         page, forks, now, trajectory = self._page, context.forks, time.monotonic, self.trajectory
@@ -132,9 +132,9 @@ class EnvRunner:
         due: list[tuple[HostedEnv, EnvPlan]] = []
         has_raised = False
         for step in range(min(plan.first_step for _, plan in planned), trajectory.layout.steps):
-            reply = choose(step)
-            if reply is not None:
-                return reply
+            layout = choose(step)
+            if layout is not None:
+                return layout
             if len(due) < len(planned):
                 due = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
             actions = actions_at(trajectory, step, self.envs)
@@ -181,7 +181,7 @@ class EnvRunner:
                 os._exit(1)  # env code or the policy forked, and the child returned to this loop
             if has_raised:
                 break
-        return OrderReply()
+        return None
 
     def _begin(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
         """Return the envs with their plans, and prepare the trajectory and object leaves for the steps of an order.

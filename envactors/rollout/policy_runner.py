@@ -15,7 +15,7 @@ from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, TIMED
 from envactors.rollout.env_runner import EnvRunner
 from envactors.rollout.messages import Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.policy import ActorPolicy
-from envactors.rollout.trajectory import RegionPlaces, Trajectory
+from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 from envactors.worker.main import Server
 
 # How many trajectories and regions of parameters stay open. Without copies, two rollouts may be in flight while the
@@ -79,15 +79,15 @@ class PolicyRunner:
         self.policy.rollout_index = order.rollout_index
         page.is_timing = page.counters[TIMED] != 0
         try:
-            return env_runner.run(order, functools.partial(self._choose, env_runner))
+            return OrderReply(layout=env_runner.run(order, functools.partial(self._choose, env_runner)))
         finally:
             page.is_timing = False
 
-    def _choose(self, env_runner: EnvRunner, step: int) -> OrderReply | None:
+    def _choose(self, env_runner: EnvRunner, step: int) -> TrajectoryLayout | None:
         """Have the policy choose the actions of a step, unless it has for an earlier order: they are in the trajectory.
 
         Returns:
-            None, or the reply to the order if the trajectory has no room for the policy's output.
+            None, or the layout to make room for if the trajectory has no room for the policy's output.
 
         Raises:
             BaseException: Raised by the policy.
@@ -106,7 +106,7 @@ class PolicyRunner:
         layout = env_runner.write_output(step, output)
         if layout is not None:
             self._output_without_room = self.policy.rollout_index, step, output
-            return OrderReply(layout=layout)
+            return layout
         self._output_without_room = None
         steps_chosen[first] = step + 1
         return None
