@@ -66,8 +66,8 @@ class ResultsWithoutArrays:
         trajectory = envs.trajectory
         if not trajectory.has_all_leaves:
             for index in envs.indices:
-                content = envs.content_before(0, index)
-                self.objects[0, index] = [] if content is None else decode(content)[1]
+                if (content := envs.content_before(0, index)) is not None:
+                    self.objects[0, index] = decode(content)[1]
         steps, indices = trajectory.steps_with_infos(envs.indices, 0, envs.steps)
         is_complete = steps < trajectory.steps_written[indices]
         steps, indices = steps[is_complete], indices[is_complete]

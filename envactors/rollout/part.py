@@ -146,9 +146,8 @@ class RolloutPart(Job):
         if self.has_ended:
             return None
         if self._stage == "new":
-            envs.read_rows()
+            self._begin()
             envs.fail_lost(self._terms.last_errors)
-            self._stage = "begun"
         envs.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
             return None
@@ -160,6 +159,10 @@ class RolloutPart(Job):
         actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_runner.run_rollout, tuple(self._make_order()))))
         return self
+
+    def _begin(self) -> None:
+        self.envs.read_rows()
+        self._stage = "begun"
 
     def _make_order(self) -> Order:
         terms, envs = self._terms, self.envs
@@ -277,6 +280,8 @@ class RolloutPart(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """End the part with an error, unless it has ended: no process will run the steps that are left."""
+        if self._stage == "new":
+            self._begin()
         if not self.has_ended:
             self.envs.fail_all(error_of(self._activity_of_order))
             self._end()

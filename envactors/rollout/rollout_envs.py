@@ -144,9 +144,8 @@ class RolloutEnvs:
     def accept_completed(self) -> int:
         """Accept all steps that are complete and were not accepted; return how many there are."""
         before = sum(self.accepted_steps.values())
-        for index, written in zip(
-            self.indices, self.trajectory.steps_written[slice_of(self.indices)].tolist(), strict=True
-        ):
+        steps_written = self.trajectory.steps_written[slice_of(self.indices)].tolist()
+        for index, written in zip(self.indices, steps_written, strict=True):
             end = min(written, self.steps)
             if end > self.accepted_steps[index]:
                 self._accept(index, end)

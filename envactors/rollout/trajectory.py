@@ -149,6 +149,7 @@ class Trajectory:
             array[self.steps_chosen[envs.start] :, slice_of(envs)] = 0
         for index in envs:
             written = int(self.steps_written[index])
+            self.flags[:, written + 1 :, index] = 0
             self.rewards[written:, index] = 0
             for observations in self.observations:
                 if observations is not None:

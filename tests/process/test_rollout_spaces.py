@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import zlib
 
 import gymnasium
@@ -219,3 +220,32 @@ def test_an_observation_unlike_that_of_the_reset_fails_its_env():
             envs.rollout(4)
         assert list(failed.value.failures) == [1]
         assert failed.value.batch.obs.shape == (4, 2, 3)
+
+
+@pytest.mark.parametrize("kind", ["array", "text", "dict"])
+def test_a_rollout_that_never_began_has_a_batch_of_full_shape(kind):
+    """It waited behind another one, and the vector was closed. It begins with the last observations."""
+
+    class Stopping(Bare):
+        stops = False
+
+        def step(self, action):
+            while self.stops:
+                signal.pause()
+            return super().step(action)
+
+    envs = ea.VectorEnv([lambda: Stopping(kind)] * 2)
+    envs.reset(seed=0)
+    envs.set_policy(lambda: choose_for_bare)
+    for _ in range(3):
+        envs.rollout(5)  # its memory is used again
+    obs, _ = envs.reset(seed=1)
+    envs.set_attr("stops", True)
+    futures = [envs.rollout_async(5), envs.rollout_async(5)]
+    envs.close(0)
+    for future in futures:
+        batch = future.exception().batch
+        for env_id in range(2):
+            assert digest(row(row(batch.obs, 0), env_id)) == digest(row(obs, env_id))
+        assert batch.starts.tolist() == [[True] * 2] + [[False] * 2] * 4
+        assert not (batch.terminated | batch.truncated | batch.valid).any()
