@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.activity import Activity
-from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.future import ActorFuture, LazyOutcome
 from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.slab import slice_of
@@ -35,7 +35,6 @@ class InlineRolloutEngine(RolloutEngine):
 
     def __init__(self, engine: InlineEngine) -> None:
         super().__init__(engine)
-        self._actors = engine.actors
         # The policy of each actor.
         self._policies: list[ActorPolicy] = []
         # The parameters given last, pickled without the contents of their arrays, and these.
@@ -45,11 +44,11 @@ class InlineRolloutEngine(RolloutEngine):
         self._version = 0
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
-        for actor in self._actors:
-            actor.make_missing(Activity("set_policy", actor.indices.start))
-        self._policies = [ActorPolicy(make_policy, seed, actor.indices) for actor in self._actors]
-        self._version = 0
         engine = self._engine
+        for actor in engine.actors:
+            actor.make_missing(Activity("set_policy", actor.indices.start))
+        self._policies = [ActorPolicy(make_policy, seed, actor.indices) for actor in engine.actors]
+        self._version = 0
         observation, reward = engine.observation_spec, engine.reward_spec
         assert observation is not None, "`RolloutEngine.set_policy` has checked it"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
@@ -66,13 +65,16 @@ class InlineRolloutEngine(RolloutEngine):
             self._version += 1
         buffer = TrajectoryBuffer(self._layout._replace(steps=steps), ThreadMemory())
         shares = [[policy] for policy in self._policies] if each else [self._policies]
-        results = [self._run(buffer, policies) for policies in shares]
+        futures = [self._run(buffer, policies) for policies in shares]
         self._layout = buffer.trajectory.layout
         self._next_index += 1
-        return [self._future_of(buffer, *share) for share in zip(shares, results, strict=True)]
+        return futures
 
-    def _run(self, buffer: TrajectoryBuffer, policies: list[ActorPolicy]) -> ResultsWithoutArrays:
-        """Run the parts of some actors; return their results that have no array in the trajectory."""
+    def _run(self, buffer: TrajectoryBuffer, policies: list[ActorPolicy]) -> ActorFuture[Rollout]:
+        """Run the parts of some actors; return their future, which is done.
+
+        Its result is made when somebody asks for it, since the policies of other actors may still add extras.
+        """
         results = ResultsWithoutArrays()
         for policy in policies:
             try:
@@ -82,15 +84,14 @@ class InlineRolloutEngine(RolloutEngine):
                 InlinePart(self._engine, buffer, policy, results).run()
             except Exception as error:
                 results.policy_error = results.policy_error or error
-        return results
-
-    def _future_of(
-        self, buffer: TrajectoryBuffer, policies: list[ActorPolicy], results: ResultsWithoutArrays
-    ) -> ActorFuture[Rollout]:
-        """Return the future, which is done, of the rollout of some actors."""
         envs, versions = range(policies[0].envs.start, policies[-1].envs.stop), np.full(len(policies), self._version)
-        future: ActorFuture[Rollout] = ActorFuture(self._actors[0], None)
-        future.set_outcome(ReadyOutcome(*assemble(buffer.trajectory, envs, results, versions, copies=False)))
+        is_failure = results.policy_error is not None or bool(results.errors_to_raise)
+
+        def read() -> tuple[Rollout | None, BaseException | None]:
+            return assemble(buffer.trajectory, envs, results, versions, copies=False)
+
+        future: ActorFuture[Rollout] = ActorFuture(self._engine.actors[0], None)
+        future.set_outcome(LazyOutcome(read, is_failure=is_failure))
         return future
 
 
