@@ -24,7 +24,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import AfterExit, Plan, RestartTracker
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import NODE_DRAINS, Close, Job, ProcessExit, Renewal, Uncompleted
+from envactors.actor.job import Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
@@ -171,12 +171,6 @@ class Actor(ActorBase):
     @property
     def is_starting(self) -> bool:
         return self.phase in (Phase.NEW, Phase.STARTING, Phase.BACKOFF) and not self.is_closing
-
-    @property
-    def is_node_draining(self) -> bool:
-        """Whether the process must move, since its node is being drained."""
-        worker = self.process.worker
-        return worker is not None and worker.node is not None and worker.node.draining
 
     @property
     def is_run_by_this_thread(self) -> bool:
@@ -451,7 +445,7 @@ class Actor(ActorBase):
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
 
-        A process on a node that is being drained is not given away, but moves.
+        A process that must leave its node is not given away, but moves.
 
         The taker has the same lock, and calls this within its own change.
         """
@@ -459,8 +453,8 @@ class Actor(ActorBase):
         if not self.is_idle or worker is None or worker.at_end:
             return None
         self.lock.include(self)
-        if self.is_node_draining:
-            self.jobs.enqueue(Renewal(reason=NODE_DRAINS))
+        if reason := self.reason_to_move:
+            self.jobs.enqueue(Renewal(reason=reason))
             return None
         self.deadline_watch.stop()
         self.process.worker = None

@@ -99,6 +99,12 @@ class ActorBase(ABC):
         return None if worker is None or worker.node is None else worker.node.name
 
     @property
+    def reason_to_move(self) -> str:
+        """Why a process on another node must replace this one; empty if it may stay."""
+        worker = self.process.worker
+        return "" if worker is None else worker.reason_to_move
+
+    @property
     def page(self) -> ControlPage | None:
         """The control page of the process; None without a process."""
         worker = self.process.worker

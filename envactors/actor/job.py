@@ -7,7 +7,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
@@ -19,8 +19,6 @@ from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
 
-# Why a process must move to another node, for the log.
-NODE_DRAINS: Final = "its node is being drained"
 # Makes the error of an activity that no process will run.
 ErrorOf: TypeAlias = Callable[[Activity], ActorError]
 

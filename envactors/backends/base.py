@@ -116,11 +116,9 @@ class Node(Protocol):
 
     Attributes:
         name: Its name.
-        draining: Whether it is being drained, so that its workers must be replaced.
     """
 
     name: str
-    draining: bool
 
 
 class WorkerEvents(Protocol):
@@ -178,6 +176,11 @@ class Worker(ABC):
     def launched_at(self) -> float:
         """When its node started its process (`time.monotonic`), or now while it waits there; 0 without a node."""
         return 0.0
+
+    @property
+    def reason_to_move(self) -> str:
+        """Why a worker on another node must replace it; empty if it may stay. Needs no lock."""
+        return ""
 
     @abstractmethod
     def report_to(self, events: WorkerEvents) -> None:

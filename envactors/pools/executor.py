@@ -214,7 +214,8 @@ class Executor(ExecutorOptions, concurrent.futures.Executor, BoundToProcess):
             )
             for index in range(max_workers or usable_cores())
         ]
-        super().__init__(SharedCalls(handles, lock, max_pending, recycle), Functions(), limits)
+        calls = SharedCalls(handles, lock, max_pending, recycle or RecyclePolicy())
+        super().__init__(calls, Functions(), limits)
         _open.add(self._calls)
         atexit.unregister(_shut_down_all)
         atexit.register(_shut_down_all)  # before the actors are closed, which `envactors.runtime` has registered

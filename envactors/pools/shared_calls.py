@@ -66,7 +66,7 @@ class SharedCall(Call):
 
 
 class CallRecycler:
-    """Replaces the processes that have reached a limit, between two calls.
+    """Replaces the processes that have reached a limit, or must leave their node, between two calls.
 
     Args:
         policy: The limits.
@@ -78,13 +78,13 @@ class CallRecycler:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def on_call(self, actor: Any) -> None:
-        """Count a call, and replace the process if a limit is reached. The lock must be held, within a change."""
+        """Count a call, and replace the process if there is a reason. The lock must be held, within a change."""
         incarnation, worker = actor.process.incarnation, actor.process.worker
         counted, count = self._counts.get(actor.name, (incarnation, 0))
         count = count + 1 if counted == incarnation else 1
         self._counts[actor.name] = incarnation, count
         memory = 0 if worker is None or self._policy.max_memory is None else worker.resident_memory()
-        if reason := self._policy.limit_reached(calls=count, memory=memory):
+        if reason := self._policy.limit_reached(calls=count, memory=memory) or actor.reason_to_move:
             actor.jobs.enqueue(Renewal(reason=reason), first=True)
 
 

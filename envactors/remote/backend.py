@@ -33,6 +33,7 @@ class RemoteBackend(BoundToProcess, Backend):
         process_options: Arguments for the `envactors.ProcessBackend` of each node.
 
     Raises:
+        TypeError: ``launcher`` is something else.
         ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is not a positive int.
     """
 
@@ -55,6 +56,8 @@ class RemoteBackend(BoundToProcess, Backend):
         lease, heartbeat = as_seconds(lease, "lease"), as_seconds(heartbeat, "heartbeat")
         if not 0 < 2 * heartbeat <= lease < float("inf"):
             raise ValueError(f"lease is {lease!r} with heartbeat={heartbeat!r}: expected at least two heartbeats")
+        if isinstance(launcher, type) or not callable(getattr(launcher, "start", None)):
+            raise TypeError(f"launcher is {launcher!r}: expected a Launcher, such as LocalNodes(2)")
         if envs_per_node is not None and not is_int(envs_per_node):
             raise ValueError(f"envs_per_node is {envs_per_node!r}: expected an int >= 1, or None")
         ProcessBackend(**process_options)  # raises what it would raise on the nodes
@@ -81,7 +84,8 @@ class RemoteBackend(BoundToProcess, Backend):
         """Place no more actors on a node, and move its actors elsewhere, which does not count as a restart.
 
         An actor with one env moves when its next episode ends, one with several envs when all of them are reset
-        together.
+        together. Workers of an `Executor` move after a call, those of a `SessionPool` between two sessions, and other
+        actors when they are renewed. While no other node has room for an actor, it stays.
 
         Args:
             node: The name of the node.
@@ -128,13 +132,12 @@ class RemoteBackend(BoundToProcess, Backend):
                     raise
             self._uses.add(use)
 
-    def start_worker(
-        self, name: str, env_vars: Mapping[str, str], memory: MirroredMemory | None, envs: int
-    ) -> RemoteWorker:
+    def start_worker(self, use: RemoteUse, name: str, memory: MirroredMemory | None, envs: int) -> RemoteWorker:
         """Start a worker on the node with the fewest envs."""
-        session = self._session
+        session, last = self._session, use.worker
         assert session is not None, "an actor uses the backend"
-        worker = RemoteWorker(next(self._ids), name, env_vars, memory, envs, session)
+        home = None if last is None else last.node or last.home
+        use.worker = worker = RemoteWorker(next(self._ids), name, use.env_vars, memory, envs, session, home)
         try:
             session.launch(worker)
         except BaseException:
@@ -165,11 +168,17 @@ class RemoteBackend(BoundToProcess, Backend):
 
 
 class RemoteUse(Use):
-    """Starts the workers of an actor; see `envactors.backends.base.Use`."""
+    """Starts the workers of an actor; see `envactors.backends.base.Use`.
+
+    Attributes:
+        env_vars: Their environment variables.
+        worker: The last one.
+    """
 
     def __init__(self, backend: RemoteBackend, env_vars: Mapping[str, str], runtime: Runtime) -> None:
         self._backend = backend
-        self._env_vars = env_vars
+        self.env_vars = env_vars
+        self.worker: RemoteWorker | None = None
         self._runtime = runtime
 
     def open(self) -> None:
@@ -177,7 +186,7 @@ class RemoteUse(Use):
 
     def start(self, name: str, memory: MirroredMemory | None, envs: int) -> RemoteWorker:
         """Start a worker on a node; see `envactors.backends.base.Use.start`."""
-        return self._backend.start_worker(name, self._env_vars, memory, envs)
+        return self._backend.start_worker(self, name, memory, envs)
 
     def close(self) -> None:
         self._backend.end_use(self)

@@ -176,7 +176,8 @@ class HostedWorker:
                 self._ask_stacks(record.call_id, may_interrupt=bool(record.frame_kind))
             elif record.kind == RecordKind.BEGIN_TIMING:
                 with contextlib.suppress(OSError):  # without memory there is no timing
-                    self._begin_timing(bool(record.frame_kind))
+                    self._sends_spans = bool(record.frame_kind)
+                    self._worker.begin_timing(self._sends_spans)
 
     def _ask_stacks(self, request_id: int, *, may_interrupt: bool) -> None:
         stacks = self._worker.ask_stacks(may_interrupt=may_interrupt)
@@ -186,10 +187,6 @@ class HostedWorker:
         except RuntimeError as error:  # the system has no more threads
             text = f"its node cannot read its stacks: {error}\n".encode()
             self._link.send(Record(RecordKind.STACKS, self.worker_id, text, call_id=request_id))
-
-    def _begin_timing(self, spans: bool) -> None:
-        self._sends_spans = spans
-        self._worker.begin_timing(spans)
 
     def _send_stacks(self, stacks: Stacks, request_id: int) -> None:
         text = stacks.wait(_STACKS_PATIENCE).encode(errors="replace")
@@ -240,16 +237,12 @@ class HostedWorker:
         if not page.counters[TIMED]:
             return
         with self.serving():
-            self._send_measured()
-
-    def _send_measured(self) -> None:
-        page = self._page
-        spans, self._spans_seen = page.spans.read(self._spans_seen)
-        if not self._sends_spans:
-            spans = spans[:0]
-        payload = zlib.compress(spans.tobytes() + page.histograms(self._envs).tobytes(), 1)
-        now = int(time.monotonic() * 1e9)
-        self._link.send(Record(RecordKind.MEASURED, self.worker_id, payload, incarnation=len(spans), call_id=now))
+            spans, self._spans_seen = page.spans.read(self._spans_seen)
+            if not self._sends_spans:
+                spans = spans[:0]
+            payload = zlib.compress(spans.tobytes() + page.histograms(self._envs).tobytes(), 1)
+            now = int(time.monotonic() * 1e9)
+            self._link.send(Record(RecordKind.MEASURED, self.worker_id, payload, incarnation=len(spans), call_id=now))
 
     # To the caller ---------------------------------------------------------------------------------------
 

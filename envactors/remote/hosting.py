@@ -70,14 +70,10 @@ class Hosting:
             self._queue.append((record.worker, record.payload))
             self._early[record.worker] = []
             self.launch_queued()
-        elif record.kind == RecordKind.MEMORY:
+        elif record.kind in (RecordKind.MEMORY, RecordKind.PART):
+            handle = self._on_memory if record.kind == RecordKind.MEMORY else self._on_part
             try:
-                self._on_memory(record.call_id, record.payload)
-            except Exception as error:
-                self._give_up_memory(record.call_id, error)
-        elif record.kind == RecordKind.PART:
-            try:
-                self._on_part(record.call_id, memoryview(record.payload))
+                handle(record.call_id, record.payload)
             except Exception as error:
                 self._give_up_memory(record.call_id, error)
         elif (worker := self.workers.get(record.worker)) is not None:
@@ -99,12 +95,12 @@ class Hosting:
             slab, _ = self._memory(memory_id).create(pickle.loads(layout))
             self._rows[memory_id] = MirroredRows(slab)
 
-    def _on_part(self, memory_id: int, content: memoryview) -> None:
+    def _on_part(self, memory_id: int, content: bytes | bytearray | memoryview) -> None:
         if memory_id not in self._memories:
             return  # the vector was closed
         place = PLACE.unpack_from(content)
         if len(content) > PLACE.size:
-            self._part(memory_id, place)[:] = content[PLACE.size :]
+            self._part(memory_id, place)[:] = memoryview(content)[PLACE.size :]
         else:  # the caller has freed it
             self._parts.get(memory_id, {}).pop(place, None)
 

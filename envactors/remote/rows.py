@@ -70,9 +70,9 @@ class MirroredRows:
         self._runs: dict[tuple[int, int], Run] = {}
         run = self._make_run(slice(0, 1))
         # The size of one env's request, and the largest size of its result, in bytes.
-        self.request_size: int = _HEAD.size + _size(run.request)
+        self.request_size: int = _HEAD.size + sum(map(len, run.request))
         inline = len(slab.inline_info_rooms[0])
-        self.result_size: int = _HEAD.size + _size([run.numbers, *run.result, *run.buffers[0]]) + inline
+        self.result_size: int = _HEAD.size + sum(map(len, (run.numbers, *run.result, *run.buffers[0]))) + inline
 
     def _run(self, first: int, count: int) -> Run:
         run = self._runs.get((first, count))
@@ -178,10 +178,6 @@ class MirroredRows:
                     at += size
             run.when.fill(time.monotonic())
             run.numbers[:] = numbers
-
-
-def _size(buffers: Sequence[memoryview]) -> int:
-    return sum(map(len, buffers))
 
 
 def _read(view: memoryview, at: int, targets: Sequence[memoryview]) -> int:

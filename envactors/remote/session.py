@@ -11,7 +11,7 @@ from envactors.remote.greeting import GreetingError
 from envactors.remote.launching import NodeAddress, NodeRegistry, connect
 from envactors.remote.node import Node
 from envactors.remote.notices import log_node
-from envactors.remote.worker import RemoteWorker
+from envactors.remote.worker import Host, RemoteWorker
 from envactors.runtime import Runtime
 
 # How long to wait for the expected nodes after the first one has joined, in seconds.
@@ -115,7 +115,7 @@ class Session(NodeRegistry):
     def _place_waiting(self) -> None:
         with self._lock:
             for worker in () if self._expected else tuple(self._waiting):
-                node = self._choose(worker.envs)
+                node = self.find_room(worker.envs, worker.home)
                 if node is not None:
                     self._waiting.remove(worker)
                     try:
@@ -123,11 +123,16 @@ class Session(NodeRegistry):
                     except Exception as error:  # such as too little memory to send the memory of its vector
                         worker.refuse(OSError(f"node {node.name!r} cannot be sent the worker: {error!r}"))
 
-    def _choose(self, envs: int) -> Node | None:
-        """Return the node with the fewest envs that has room for this many more."""
+    def find_room(self, envs: int, home: Host | None = None) -> Node | None:
+        """Return the node with the fewest envs that has room for this many more. Takes no lock.
+
+        Args:
+            envs: The number of envs.
+            home: The node to return if it is being drained, and no other one has room.
+        """
         most = self._envs_per_node
-        fit = [node for node in self.nodes if not (node.is_lost or node.draining)]
-        fit = [node for node in fit if most is None or node.envs + envs <= most]
+        fit = [node for node in self.nodes if not node.is_lost and (most is None or node.envs + envs <= most)]
+        fit = [node for node in fit if not node.draining] or [node for node in fit if node is home]
         return min(fit, key=lambda node: node.envs, default=None)
 
     def kill(self, worker: RemoteWorker) -> None:

@@ -60,9 +60,18 @@ class Queue(Protocol):
     def kill(self, worker: RemoteWorker) -> None:
         """End a worker that was not placed."""
 
+    def find_room(self, envs: int) -> Host | None:
+        """Return a node that has room for this many more envs, and is not being drained. Takes no lock."""
+
 
 class Host(base.Node, Protocol):
-    """The node that a worker is placed on."""
+    """The node that a worker is placed on.
+
+    Attributes:
+        draining: Whether its workers leave it once another node has room.
+    """
+
+    draining: bool
 
     def send(self, record: Record) -> None:
         """Send a record; errors are handled elsewhere."""
@@ -162,9 +171,10 @@ class RemoteWorker(Worker):
         memory: The memory of its vector; None without one.
         envs: How many envs it has.
         queue: The queue in which it waits until it is placed.
+        home: The node of the actor's last worker, to which it returns if no other one has room.
 
     Attributes:
-        worker_id, memory, envs: As above.
+        worker_id, memory, envs, home: As above.
         order: The order that starts it.
         loss: The loss of its node; None if the node is not lost.
         is_over: Whether none of its code can be running any more.
@@ -181,8 +191,10 @@ class RemoteWorker(Worker):
         memory: MirroredMemory | None,
         envs: int,
         queue: Queue,
+        home: Host | None = None,
     ) -> None:
         self.worker_id = worker_id
+        self.home = home
         self.envs = envs
         self.memory = memory
         self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.memory_id, envs)
@@ -217,6 +229,12 @@ class RemoteWorker(Worker):
     @property
     def launched_at(self) -> float:
         return time.monotonic() if self.node is not None and self.pid is None else self._launched
+
+    @property
+    def reason_to_move(self) -> str:
+        node = self.node
+        must_move = node is not None and node.draining and self._queue.find_room(self.envs) is not None
+        return "its node is being drained" if must_move else ""
 
     def report_to(self, events: WorkerEvents) -> None:
         self.events = events
@@ -328,10 +346,7 @@ class RemoteWorker(Worker):
 
     def _handle(self, record: Record) -> None:
         if record.kind == RecordKind.FRAME:
-            kind = record.frame_kind
-            incarnation = record.incarnation
-            call_id = record.call_id
-            self._deliver(Frame(kind, incarnation, call_id, record.payload))
+            self._deliver(Frame(record.frame_kind, record.incarnation, record.call_id, record.payload))
         elif record.kind == RecordKind.RESULTS:
             self._take_results(record)
         elif record.kind == RecordKind.STACKS:

@@ -207,7 +207,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             pass
         elif actor.is_asleep:
             actor.wake()  # its process crashed
-        elif self._fresh == "reset":
+        elif self._fresh == "reset" and not actor.reason_to_move:
             check = functools.partial(_renew_if_failed, actor)
             send_request(actor, Kind.CALL, Call(0, "reset", (), {}), "reset", before_outcome=check)
         else:

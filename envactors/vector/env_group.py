@@ -25,7 +25,7 @@ from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.calls import Call
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.job import NODE_DRAINS, ErrorOf, Job, ProcessExit, Renewal
+from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import packing
@@ -110,8 +110,8 @@ class EnvGroup(Tenant):
         table, episodes = self.table, self.table.episodes
         reset_ids = [index for index in ids if table.request(index).runs_reset]
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
-        is_leaving = self.actor.is_node_draining and reset_ids == [*self.indices]
-        return episodes.renewal_reason(ids, reset_ids) or (NODE_DRAINS if is_leaving else "")
+        reason = self.actor.reason_to_move if reset_ids == [*self.indices] else ""
+        return episodes.renewal_reason(ids, reset_ids) or reason
 
     # Results ---------------------------------------------------------------------------------------------
 

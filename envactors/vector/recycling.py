@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from envactors.actor.actor import Actor
-from envactors.actor.job import NODE_DRAINS
 from envactors.options import RecyclePolicy
 
 
@@ -51,4 +50,4 @@ class Recycler:
             memory, measured = self._memory
             memory = memory if measured == process.incarnation else 0
             reason = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
-        return reason or (NODE_DRAINS if self._actor.is_node_draining and len(self.envs) == 1 else "")
+        return reason or (self._actor.reason_to_move if len(self.envs) == 1 else "")

@@ -538,6 +538,16 @@ def test_clients_that_cannot_work_are_rejected():
         DaskBackend("tcp://127.0.0.1:1", lease=1.0)
 
 
+def test_a_client_that_is_closed_is_one_clear_error(client):
+    with distributed.Client(client.scheduler.address, security=client.security, set_as_default=False) as other:
+        backend = DaskBackend(other)
+    with (
+        pytest.raises(ea.ActorStartError, match="cannot start its node agents: client is closed: expected an open"),
+        ea.spawn(Counter, backend=backend, deadlines=ea.Deadlines(start=2.0)) as actor,
+    ):
+        actor.add(1).result(LONG)
+
+
 def test_a_scheduler_that_does_not_answer_is_one_clear_error(monkeypatch):
     import dask
 

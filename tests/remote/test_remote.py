@@ -57,10 +57,6 @@ def agents_of(launcher):
     return {name: psutil.Process(agent.pid) for name, agent in launcher.agents.items()}
 
 
-def workers_of(agent):
-    return [child for child in agent.children(recursive=True) if "envactors.process" in " ".join(child.cmdline())]
-
-
 def test_an_actor_reports_the_node_that_it_runs_on(backend, launcher):
     with ea.spawn(Counter, backend=backend) as actor:
         assert actor.add(3).result(SOON) == 3
@@ -284,6 +280,49 @@ def test_a_drained_node_is_left_at_the_end_of_episodes(backend, envs_per_actor):
         assert sum(stats.restarts for stats in envs.stats().actors) == 0
 
 
+def test_envs_stay_on_a_drained_node_until_another_one_has_room():
+    """They used to be ended, to wait for room, and to use up their restarts."""
+    launcher = LocalNodes(2)
+    backend = preloading_backend(launcher, envs_per_node=2)
+    policy, deadlines = ea.RestartPolicy(max_restarts=0), ea.Deadlines(start=20.0)
+    with ea.VectorEnv([Short] * 3, backend=backend, restart=policy, deadlines=deadlines) as envs:
+        envs.reset(seed=0)
+        (left,) = {actor.node for actor in envs.actors if [a.node for a in envs.actors].count(actor.node) == 2}
+        backend.drain(left)  # the other node has room for one of two envs
+        for _ in range(20):
+            envs.step(np.zeros(3, np.int64))
+        assert [actor.node for actor in envs.actors].count(left) == 1
+        launcher.add()
+        wait_until(lambda: len(backend.nodes) == 3)
+        for _ in range(10):
+            envs.step(np.zeros(3, np.int64))
+        assert left not in {actor.node for actor in envs.actors}
+        assert sum(stats.restarts for stats in envs.stats().actors) == 0
+
+
+def test_workers_of_functions_and_sessions_leave_a_drained_node(backend, launcher):
+    with (
+        ea.Executor(2, backend=backend) as pool,
+        ea.SessionPool(EchoEnv, 2, fresh="reset", backend=backend) as sessions,
+    ):
+
+        def use_all():
+            """Has each worker run something."""
+            calls = [pool.submit(time.sleep, 0.3) for _ in range(2)]
+            with sessions.session() as first, sessions.session() as second:
+                ea.wait([first.step(1), second.step(1)], SOON)
+            ea.wait(calls, SOON)
+
+        use_all()
+        agent = agents_of(launcher)["local-0"]
+        assert len(agent.children(recursive=True)) == 3, "the helper and two workers"
+        backend.drain("local-0")
+        use_all()
+        wait_until(lambda: len(agent.children(recursive=True)) == 1)
+        use_all()
+        assert pool.stats().restarts == 0
+
+
 def test_no_deadline_is_left_over_from_a_step_whose_results_came_one_by_one(shared):
     with ea.VectorEnv([EchoEnv] * 2, backend=shared, deadlines=ea.Deadlines(step=0.3)) as envs:
         envs.reset(seed=0)
@@ -362,6 +401,9 @@ def test_a_remote_backend_rejects_invalid_options():
         ea.RemoteBackend(LocalNodes(), envs_per_node=0)
     with pytest.raises(ValueError, match="start_method is 'magic'"):
         ea.RemoteBackend(LocalNodes(), start_method="magic")
+    for launcher in (2, LocalNodes):
+        with pytest.raises(TypeError, match=r"launcher is .*: expected a Launcher, such as LocalNodes\(2\)"):
+            ea.RemoteBackend(launcher)
     with pytest.raises(ValueError, match="count is 0: expected an int from 1 to 200"):
         LocalNodes(0)
 

@@ -18,8 +18,8 @@ from envactors.loop import Timer
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import ArraySpec
+from envactors.remote import LocalNodes, records
 from envactors.remote import node as node_module
-from envactors.remote import records
 from envactors.remote import session as session_module
 from envactors.remote import worker as worker_module
 from envactors.remote.backend import RemoteBackend
@@ -190,6 +190,31 @@ def test_a_worker_that_waits_for_a_node_can_be_killed_twice(session, worker):
         worker.kill()
         assert has_ended(worker)
         assert worker.is_over
+
+
+def test_a_worker_leaves_a_node_that_is_drained_once_another_one_has_room(join, session, worker):
+    node, _ = join()
+    session.launch(worker)
+    node.draining = True
+    assert not worker.reason_to_move, "it would wait for room, and end at its start deadline"
+    other, _ = join()
+    assert worker.reason_to_move == "its node is being drained"
+    other.draining = True
+    assert not worker.reason_to_move
+
+
+def test_a_worker_that_finds_no_room_elsewhere_returns_to_the_node_of_the_last_one(session, join, worker):
+    node, _ = join()
+    session.launch(worker)
+    node.draining = True
+    worker.end(is_over=True)
+    node._forget(worker)
+    for home, expected in ((node, node), (None, None)):
+        following = RemoteWorker(next(numbers), "far", {}, None, 1, session, home)
+        session.launch(following)
+        assert following.node is expected, "no other worker starts there"
+        following.kill()
+        following.reap()
 
 
 def test_a_worker_reports_what_has_happened_before_it_has_an_actor(join, loop, runtime, worker):
@@ -373,14 +398,14 @@ def fail(*_):
     raise MemoryError("too little memory")
 
 
-@pytest.mark.parametrize("place", [(worker_module, "Output"), (Session, "launch"), (Session, "_choose")])
-def test_a_worker_whose_start_fails_leaves_no_descriptor_and_waits_for_no_node(session, monkeypatch, place):
-    backend = RemoteBackend(None)
+@pytest.mark.parametrize("place", [(worker_module, "Output"), (Session, "launch"), (Session, "find_room")])
+def test_a_worker_whose_start_fails_leaves_no_descriptor_and_waits_for_no_node(session, runtime, monkeypatch, place):
+    backend = RemoteBackend(LocalNodes())
     backend._session = session
     before = open_files()
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(*place, fail)
-        backend.start_worker("far", {}, None, 1)
+        backend.use({}, runtime).start("far", None, 1)
     assert open_files() == before
     assert session._waiting == []
 

@@ -146,6 +146,8 @@ class _ClusterSession:
         try:
             with contextlib.ExitStack() as stack:
                 client = stack.enter_context(_connected(self._client))
+                if client.status == "closed":
+                    raise ValueError("client is closed: expected an open distributed.Client, or a scheduler's address")
                 name = client.scheduler.address
                 stack.callback(self._leave, client)
                 self._join(client)

@@ -103,6 +103,8 @@ class WorkerChannel:
 class FakeWorker(LocalWorker):
     """Both ends of a worker."""
 
+    reason_to_move = ""
+
     def __init__(self, envs, memory=None):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from fakes import SOON, call
@@ -665,7 +664,7 @@ def test_a_standby_on_a_node_that_is_drained_moves_and_is_not_taken(actors):
     standby, spares = actors(lock=lock, is_standby=True)
     spare = spares.next_worker().serve_start()
     wait_until(lambda: standby.phase is Phase.LIVE)
-    spare.node = SimpleNamespace(name="far", draining=True)
+    spare.reason_to_move = "its node is being drained"
     actor, backend = actors(lock=lock, standbys=[standby.give_process])
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)

@@ -6,6 +6,7 @@ import envactors as ea
 from envactors.backends import base
 from envactors.backends.process import ProcessUse
 from envactors.backends.thread import ThreadUse
+from envactors.remote import LocalNodes
 from envactors.remote.backend import RemoteUse
 
 INTERFACES = [base.Backend, base.Use, base.Worker, base.RowMemory]
@@ -26,7 +27,7 @@ def test_a_use_can_be_closed_again_and_unopened():
     for use in (
         ea.ProcessBackend().use({}),
         ea.ThreadBackend().use({}, None),
-        ea.RemoteBackend(None).use({}, None),
+        ea.RemoteBackend(LocalNodes()).use({}, None),
     ):
         assert isinstance(use, (ProcessUse, ThreadUse, RemoteUse))
         use.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -1370,7 +1369,7 @@ def test_the_last_observation_of_an_episode_is_the_envs_own_also_before_a_replac
 @RENEWING
 def test_a_packed_actor_leaves_a_node_that_is_drained_at_a_reset_only(stages, on_failure):
     stage = stages(2, envs_per_actor=2, on_failure=on_failure)
-    stage.worker().node = SimpleNamespace(name="far", draining=True)
+    stage.worker().reason_to_move = "its node is being drained"
     stage.step([END, END])
     futures = stage.envs.submit([1, 1])
     stage.run()
