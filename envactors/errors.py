@@ -214,12 +214,15 @@ class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
     Attributes:
         env_ids: The envs whose results have not arrived.
         timeout: The timeout that expired, in seconds.
-        future: For a rollout, the future of its result; else None.
+        future: For a rollout, the future of its result; else None. It belongs to this process: copies have None.
     """
 
     env_ids: list[int] = []  # noqa: RUF012 # copied for each error
     timeout: float | None = None
     future: concurrent.futures.Future[Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {**vars(self), "future": None}
 
 
 class AlreadyPendingError(VectorEnvError):

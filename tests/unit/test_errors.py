@@ -147,6 +147,11 @@ def test_a_step_error_pickles_within_another_value():
     assert again[0].failures[0].code == 1
 
 
+def test_a_timeout_error_pickles_without_its_future():
+    error = ea.VectorTimeoutError("late", env_ids=[1], timeout=2.0, future=concurrent.futures.Future())
+    assert vars(pickled(error)) == {"env_ids": [1], "timeout": 2.0, "future": None}
+
+
 def test_a_remote_traceback_is_its_text():
     remote = pickled(ea.RemoteTraceback("Traceback: line 3\n"))
     assert remote.text == "Traceback: line 3\n"
