@@ -26,7 +26,6 @@ from envactors.integrations.ding.resets import Resets, TriesSpentError, is_lost,
 from envactors.integrations.ding.states import States, require
 from envactors.integrations.ding.values import EnvState, config_dict, make_timesteps, register, restore
 from envactors.mailbox.factory import Factory
-from envactors.mailbox.pickling import safe_str
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import batches_alike, row_splitter, zeros
 from envactors.options import RestartPolicy
@@ -284,12 +283,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
 
     def _given_up(self, error: TriesSpentError) -> RuntimeError:
         self.close()
-        cause = error.__cause__
-        assert cause is not None, "it is the last error"
-        return RuntimeError(
-            f"the reset of env {error.env_id} failed {self._max_retry} times (max_retry={self._max_retry}), the last "
-            f"time with {safe_str(cause)}"
-        )
+        return RuntimeError(str(error))
 
     def _await(self, done: Callable[[], bool]) -> None:
         """Process resets until ``done()`` is true."""

@@ -14,24 +14,17 @@ from concurrent.futures import wait as wait_for
 from typing import Any
 
 from envactors.actor.states import ActorState
-from envactors.errors import ActorError, RemoteTraceback, SerializationError, cause_of
+from envactors.errors import ActorDiedError, ActorError, RemoteTraceback, SerializationError, cause_of
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.ding.adapter import ResetInfo
+from envactors.mailbox.pickling import safe_str
 from envactors.vector_env import EnvFuture, VectorEnv
 
 _log = logging.getLogger("envactors")
 
 
 class TriesSpentError(Exception):
-    """A reset has no attempts left; ``__cause__`` is the last error.
-
-    Args:
-        env_id: Index of the env.
-    """
-
-    def __init__(self, env_id: int) -> None:
-        super().__init__(env_id)
-        self.env_id = env_id
+    """A reset has no attempts left; ``__cause__`` is the last error."""
 
 
 @dataclasses.dataclass
@@ -136,15 +129,19 @@ class Resets:
         try:
             resetting.future = self._access.submit_reset(env_id, resetting.seed, options)
         except SerializationError as error:
-            raise TriesSpentError(env_id) from error
+            raise self._spent(env_id, error) from error
 
     def _retry(self, env_id: int, resetting: _Resetting, error: BaseException, renews: bool) -> None:
-        resetting.failed += 1
+        resetting.failed += not (self._revives and had_ended_before(error))
         if resetting.failed >= self._max_retry:
-            raise TriesSpentError(env_id) from error
+            raise self._spent(env_id, error) from error
         if (renews and not is_lost(error)) or is_unreadable(error):
             self._actors[env_id].renew()
         resetting.future, resetting.due = None, time.monotonic() + self._pause
+
+    def _spent(self, env_id: int, error: BaseException) -> TriesSpentError:
+        tries = f"failed {self._max_retry} times (max_retry={self._max_retry})"
+        return TriesSpentError(f"the reset of env {env_id} {tries}, the last time with {safe_str(error)}")
 
 
 def _first_observation(env_id: int, future: EnvFuture) -> Any:
@@ -155,6 +152,11 @@ def _first_observation(env_id: int, future: EnvFuture) -> Any:
         _log.warning("env %s was reset without its seed, since its seed method failed:\n%s", env_id, begun.complaint)
     [obs] = begun.misfit or (step.obs,)
     return obs
+
+
+def had_ended_before(error: BaseException) -> bool:
+    """Return whether an error means that the process of the env had ended before it could begin the request."""
+    return isinstance(error, ActorDiedError) and getattr(error.__cause__, "method", "") is None
 
 
 def is_lost(error: BaseException) -> bool:
