@@ -402,6 +402,18 @@ def test_timers_of_a_worker_that_crashes_later_are_merged(make):
     assert after["total"] > before["total"]
 
 
+def test_timers_of_the_caller_measure_envs_in_its_thread(make):
+    """Each step used to merge them into themselves, until they were too deep to be copied."""
+    manager = make(1, backend="inline")
+    manager.reset()
+    with timers.hierarchical_timer("training"):
+        for _ in range(3):
+            manager.get_steps()
+    tree = timers.get_timer_tree()["children"]
+    assert tree.keys() == {"training"}
+    assert tree["training"]["children"]["Field.step"]["count"] == 3
+
+
 FAULTS = {"die": ea.ActorDiedError, "hang": ea.ActorTimeoutError, "complain": UnityTimeOutException}
 AND_MORE = ["segfault", "exit", "stop"]
 

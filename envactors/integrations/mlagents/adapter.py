@@ -15,16 +15,17 @@ class UnityEnvAdapter(EnvAdapter):
         factory: Creates the env, given its worker id and its side channels.
         worker_id: Worker id of the env.
         engine: Engine configuration, an ``EngineConfig``.
+        is_inline: Whether it runs in the thread of the caller, whose timers measure it.
     """
 
-    def __init__(self, factory: Callable[[int, list[Any]], Any], worker_id: int, engine: Any) -> None:
+    def __init__(self, factory: Callable[[int, list[Any]], Any], worker_id: int, engine: Any, is_inline: bool) -> None:
         from mlagents_envs import timers
         from mlagents_envs.side_channel.engine_configuration_channel import EngineConfigurationChannel
         from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
         from mlagents_envs.side_channel.float_properties_channel import FloatPropertiesChannel
         from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
 
-        self._timers = timers
+        self._timers = None if is_inline else timers
         self._parameters, self._stats = EnvironmentParametersChannel(), StatsSideChannel()
         self._properties = FloatPropertiesChannel()
         self._sent: dict[str, float] = {}
@@ -56,13 +57,15 @@ class UnityEnvAdapter(EnvAdapter):
         return self._results()
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-        """Step with actions by behavior; return steps by behavior, timers since the last step, and stats."""
+        """Step with actions by behavior; return steps by behavior, own timers since the last step, and stats."""
         for name, action in actions.items():
             self._env.set_actions(name, action)
         self._env.step()
-        reply = self._results(), self._timers.get_timer_root(), self._stats.get_and_reset_stats()
-        self._timers.reset_timers()
-        return reply
+        results, times = self._results(), None
+        if self._timers is not None:
+            times = self._timers.get_timer_root()
+            self._timers.reset_timers()
+        return results, times, self._stats.get_and_reset_stats()
 
     def _results(self) -> dict[str, Any]:
         return {name: self._env.get_steps(name) for name in self._env.behavior_specs}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
+from envactors import backends
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all
@@ -153,8 +154,10 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
         engine, policy = _settings(run_options)
         if "restart" not in options:
             options["restart"] = policy
+        is_inline = backends.resolve(options.get("backend", "process")).traits.is_inline
         factories = [
-            functools.partial(UnityEnvAdapter, as_callable(env_factory, f"worker {i}"), i, engine) for i in range(n_env)
+            functools.partial(UnityEnvAdapter, as_callable(env_factory, f"worker {i}"), i, engine, is_inline)
+            for i in range(n_env)
         ]
         names = [f"worker-{i}" for i in range(n_env)]
         self.actors: list[ActorHandle[Any]] = launch_each("ActorEnvManager", factories, names, options, _REFUSED)
@@ -170,9 +173,9 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
         Raises:
             VectorInputError: A value is neither a number nor such an object.
         """
-        for future in _failed(self._call_all("envactors_send", self._record_parameters(config))).values():
-            if not isinstance(_error(future), _LOSSES):  # a restarted worker receives all parameters with its reset
-                raise raised_by_user_code(_error(future))
+        for error in _failed(self._call_all("envactors_send", self._record_parameters(config))).values():
+            if not isinstance(error, _LOSSES):  # a restarted worker receives all parameters with its reset
+                raise raised_by_user_code(error)
 
     @property
     def training_behaviors(self) -> dict[str, Any]:
@@ -215,9 +218,7 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
 
     def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
         self._record_parameters(config)
-        self._discard_pending_steps()
-        for worker in self.env_workers:
-            worker.previous_step = EnvironmentStep.empty(worker.worker_id)  # without agents, if an interrupt comes
+        self._discard_steps()
         resets: dict[Worker, ActorFuture] = {}
         left = self.env_workers
         while left:
@@ -250,28 +251,27 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
         return {worker: worker.future for worker in self.env_workers if worker.future is not None}
 
     def _collect(self, worker: Worker) -> EnvironmentStep:
-        """Return the finished step of a worker and merge its timers."""
+        """Return the finished step of a worker and merge its timers, if it has its own."""
         assert worker.future is not None, "the step is pending"
         results, timers, stats = worker.future.result()
-        with hierarchical_timer("workers") as node:
-            node.merge(timers, root_name="worker_root", is_parallel=True)
+        if timers is not None:
+            with hierarchical_timer("workers") as node:
+                node.merge(timers, root_name="worker_root", is_parallel=True)
         worker.previous_step = EnvironmentStep(results, worker.worker_id, worker.previous_all_action_info, stats)
         worker.future = None
         return worker.previous_step
 
-    def _discard_pending_steps(self) -> None:
-        """Wait for all pending steps and discard their results."""
-        pending = self._pending_steps()
-        failed = _failed(pending)
-        for worker in pending:
-            if worker not in failed:
-                self._collect(worker)
+    def _discard_steps(self) -> None:
+        """Wait for all pending steps, and discard their results and those that are known."""
+        failed = _failed(self._pending_steps())
+        for worker in self.env_workers:
+            worker.previous_step = EnvironmentStep.empty(worker.worker_id)  # without agents, if an interrupt comes
             worker.future = None
-        self._replace({worker: future for worker, future in failed.items() if _is_loss(future)}, "step")
+        self._replace({worker: error for worker, error in failed.items() if _is_loss(error)}, "step")
 
     # Restarting workers ----------------------------------------------------------------------------------
 
-    def _recover(self, failed: Mapping[Worker, ActorFuture], method: str) -> None:
+    def _recover(self, failed: Mapping[Worker, BaseException], method: str) -> None:
         """Restart failed workers. If one had an episode, end all episodes and reset all envs, as ML-Agents does."""
         self._replace(failed, method)
         if any(worker.incarnation is not None for worker in failed):
@@ -279,15 +279,15 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
             self._process_step_infos(self.first_step_infos)
             self.first_step_infos = []
 
-    def _replace(self, failed: Mapping[Worker, ActorFuture], method: str) -> list[Worker]:
+    def _replace(self, failed: Mapping[Worker, BaseException], method: str) -> list[Worker]:
         """Let the actors restart failed workers, after discarding the processes of envs that raised.
 
         Raises:
             Exception: The error of a worker that has no restarts left, or that has not failed.
         """
-        for worker, future in failed.items():
-            worker.future, error = None, _error(future)
-            if not _is_loss(future) or worker.actor.state is ActorState.DEAD:
+        for worker, error in failed.items():
+            worker.future = None
+            if not _is_loss(error) or worker.actor.state is ActorState.DEAD:
                 raise raised_by_user_code(error)
             logger.warning("restarting worker %d after: %s", worker.worker_id, error)
             if isinstance(error, _COMPLAINTS):
@@ -319,19 +319,13 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
             self._recover(failed, method)
 
 
-def _failed(futures: Mapping[Worker, ActorFuture]) -> dict[Worker, ActorFuture]:
-    """Wait for all futures and return those that failed."""
-    return {worker: future for worker, future in futures.items() if future.exception() is not None}
+def _failed(futures: Mapping[Worker, ActorFuture]) -> dict[Worker, BaseException]:
+    """Wait for all futures and return the errors of those that failed."""
+    return {worker: error for worker, future in futures.items() if (error := future.exception()) is not None}
 
 
-def _error(future: ActorFuture) -> BaseException:
-    error = future.exception()
-    assert error is not None, "it has failed"
-    return error
-
-
-def _is_loss(future: ActorFuture) -> bool:
-    return isinstance(_error(future), _LOSSES + _COMPLAINTS)
+def _is_loss(error: BaseException) -> bool:
+    return isinstance(error, _LOSSES + _COMPLAINTS)
 
 
 def _settings(run_options: Any) -> tuple[Any, RestartPolicy]:
