@@ -126,7 +126,7 @@ class RestartTracker:
         name, since = self.nearest_limit()
         limit = getattr(self._policy, name)
         of_how_many = "" if limit == math.inf else f" of {limit:g}"
-        return f"restart {len(self._granted(since))}{of_how_many} in {delay:.1f} s"
+        return f"restart {len(self._granted(since))}{of_how_many} in {round(delay, 3):g} s"
 
     def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
         """Decide whether and when another process replaces an ended one; count the exit if it is a crash.

@@ -47,6 +47,9 @@ _LARGE = 1 << 16
 # In bytes. Other threads would wait while a longer pickle is loaded in one piece.
 _HUGE = 1 << 24
 
+# The names of the caller's main module: a child process of `multiprocessing` that was not forked has the second one.
+MAIN_NAMES: Final = ("__main__", "__mp_main__")
+
 # The byte of a pickle that refers to a class or function. As an int it is found in a tenth of the time.
 _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
@@ -96,7 +99,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
 def has_importable_name(obj: Any) -> bool:
     """Return whether a worker finds an object by its name: workers never import the caller's main module."""
     module = sys.modules.get(obj.__module__ or "")
-    if module is None or module.__name__ == "__main__":
+    if module is None or module.__name__ in MAIN_NAMES:
         return False
     by_value = cloudpickle.list_registry_pickle_by_value()
     if any(f"{module.__name__}.".startswith(f"{name}.") for name in by_value):
@@ -163,12 +166,11 @@ def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memo
 def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
-    Values that refer to ``__main__`` are pickled by value with cloudpickle, since workers never import the caller's
-    main module.
+    Values that refer to the caller's main module are pickled by value with cloudpickle, since workers never import it.
 
     Args:
         value: The value.
-        pickler: Pickles it where pickle fails, or refers to ``__main__``.
+        pickler: Pickles it where pickle fails, or refers to the main module.
 
     Raises:
         Exception: Whatever the value's own reduction, pickle or cloudpickle raises.
@@ -187,7 +189,7 @@ def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray
 
     try:
         data = pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
-        is_complete = not (_REFERENCE in data and b"__main__" in data)
+        is_complete = not (_REFERENCE in data and b"_main__" in data)  # the end of each of `MAIN_NAMES`
     except Exception as error:
         was_raised_by_python = error.__traceback__.tb_next is not None  # type: ignore[union-attr] # it was raised here
         if was_raised_by_python and _succeeds(lambda: pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)):
@@ -224,6 +226,9 @@ def pickle_argument(what: str, value: Any, pickle_it: Callable[[Any], Any] = dum
 
 
 def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:
+    main = sys.modules.get("__mp_main__")
+    if main is not None and main.__name__ != "__main__":
+        cloudpickle.register_pickle_by_value(main)  # cloudpickle knows only the other name
     buffer = io.BytesIO()
     pickler(buffer, PROTOCOL, place_buffer).dump(value)
     return buffer.getvalue()
@@ -371,12 +376,13 @@ def copy_value(value: Any) -> Any:
     """Return a copy of a value that shares nothing mutable with it.
 
     Raises:
-        Exception: Whatever `copy.deepcopy` raises for a value that cannot be copied.
+        Exception: Whatever `dumps` raises for a value that can be neither copied nor pickled.
     """
     try:
         return _copy(value)
-    except RecursionError:  # the value contains itself
-        return copy.deepcopy(value)
+    # The value contains itself, or something that `copy.deepcopy` refuses, such as a module or a view of a dict.
+    except (RuntimeError, TypeError):
+        return loads(dumps(value))
 
 
 def _copy(value: Any) -> Any:

@@ -11,7 +11,7 @@ import sys
 import warnings
 from typing import Any
 
-from envactors.mailbox.pickling import dumps_by_value, loads
+from envactors.mailbox.pickling import MAIN_NAMES, dumps_by_value, loads
 
 # Prefixes of the entry points of envs that Gymnasium itself registers.
 _OWN = ("gymnasium.", "shimmy.")
@@ -64,7 +64,7 @@ def install(foreign: list[bytes], own: list[bytes]) -> None:
 def _pickle(spec: Any) -> bytes | None:
     try:
         module, _, name = str(spec.entry_point).partition(":")
-        if module == "__main__":
+        if module in MAIN_NAMES:
             # The object itself in place of its name.
             spec = copy.copy(spec)
             spec.entry_point = operator.attrgetter(name)(sys.modules["__main__"])

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from envactors.mailbox.pickling import has_importable_name
 from envactors.options import SnapshotPolicy
 from envactors.state.engines import belongs_to_engine
 from envactors.state.kept import (
     has_variables,
     identity_of,
     is_file,
-    is_importable,
     is_kept,
     is_output,
     parts_of,
@@ -259,7 +259,7 @@ def _reduce_class(cls: type, reduced: Any) -> Any:
 
 
 def _check_function(function: types.FunctionType) -> None:
-    if is_importable(function):
+    if has_importable_name(function):
         return
     if has_variables(function):
         raise TypeError("a closure, or a function with defaults or attributes, may hold state in them")

@@ -14,6 +14,7 @@ import sys
 import types
 from typing import Any
 
+from envactors.mailbox.pickling import has_importable_name
 from envactors.state.engines import engine_of
 
 # Modules and packages whose objects only display the env.
@@ -51,20 +52,12 @@ def is_file(value: Any) -> bool:
     return isinstance(value, io.IOBase) and not isinstance(value, (io.BytesIO, io.StringIO))
 
 
-def is_importable(function: types.FunctionType) -> bool:
-    """Return whether another process finds a function by its name."""
-    found: Any = sys.modules.get(function.__module__) if function.__module__ != "__main__" else None
-    for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is function
-
-
 def is_plain_function(value: Any) -> bool:
     """Return whether an object is a function that cannot be imported, and has no variables that could be state.
 
     The functions of Gymnasium's wrappers have variables, but never change them.
     """
-    if not isinstance(value, types.FunctionType) or is_importable(value):
+    if not isinstance(value, types.FunctionType) or has_importable_name(value):
         return False
     return value.__module__.startswith("gymnasium.") or not has_variables(value)
 

@@ -48,6 +48,47 @@ def test_a_script_without_a_guard(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("top level\ndone\n", "", 0)
 
 
+SPAWNING = """
+import functools, multiprocessing
+import gymnasium, numpy as np
+import envactors as ea
+
+@functools.cache
+def zeros(count):
+    return np.zeros(count, np.float32)
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return zeros(2), {}
+
+gymnasium.register("Named-v0", entry_point=f"{__name__}:Mine")
+
+def work():
+    for make in (Mine, lambda: gymnasium.make("Named-v0", disable_env_checker=True)):
+        with ea.VectorEnv([make]) as envs:
+            envs.reset()
+    with ea.Executor(max_workers=1) as pool:
+        assert pool.submit(zeros, 2).result().size == 2
+        assert type(pool.submit(Mine).result()) is Mine
+    print(__name__)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+"""
+
+
+def test_the_main_module_of_a_spawned_process(tmp_path):
+    """`multiprocessing` imports the script again, under another name."""
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNING)
+    done = run([str(script)])
+    assert (done.stdout, done.stderr, done.returncode) == ("__mp_main__\n", "", 0)
+
+
 def test_envs_that_main_has_registered(run_warm):
     done = run_warm(
         """

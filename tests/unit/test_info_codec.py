@@ -6,6 +6,7 @@ import enum
 import functools
 import pickle
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -262,6 +263,15 @@ class Holder:
 def test_copy_raises_for_values_that_cannot_be_copied():
     with pytest.raises(TypeError, match="pickle"):
         copy_value({"lock": threading.Lock()})
+
+
+def test_what_only_cloudpickle_can_copy_is_copied():
+    value = {"module": threading, "keys": {"a": 1}.keys(), "proxy": types.MappingProxyType({"a": [1]})}
+    copied = copy_value(value)
+    assert copied["module"] is threading
+    assert list(copied["keys"]) == ["a"]
+    assert copied["proxy"] == value["proxy"]
+    assert copied["proxy"]["a"] is not value["proxy"]["a"]
 
 
 def test_copies_share_no_mutable_objects():
