@@ -21,7 +21,7 @@ from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.crashes.inputs import Inputs
-from envactors.errors import ActorError, copy_error
+from envactors.errors import ActorError, copy_error, raised_by_user_code
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
@@ -99,13 +99,16 @@ class EnvRecovery:
         error = ReadyOutcome(None, self.unfinished_error(activity))
         return RequestLoss(Cause.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
 
-    def unfinished_error(self, activity: Activity) -> ActorError:
-        """Return the error of a request that an ended process has not completed, or that needs its episode."""
+    def unfinished_error(self, activity: Activity) -> BaseException:
+        """Return the error of a request that an ended process has not completed, or that needs its episode.
+
+        If the request has raised, and no replay brings its episode back, that is its exception.
+        """
         actor, crash = self._actor, self._actor.last_exit_error
         if crash is None:
             return actor.errors.not_run(activity, EndReason.ABORT)
         if (crash.call_id, crash.index) == (activity.call_id, activity.index):
-            return copy_error(crash)
+            return raised_by_user_code(copy_error(crash))
         return actor.errors.unblamed(activity, crash)
 
     # Rows ------------------------------------------------------------------------------------------------

@@ -304,6 +304,26 @@ def test_different_observations_in_a_replay_are_reported_like_renew():
         assert "failure" not in infos[1]
 
 
+class RaisingClock(Clock):
+    """A `Clock` that raises in its second step."""
+
+    def step(self, action):
+        if self.count == 1:
+            raise ValueError("at one")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_an_exception_is_reported_itself_if_the_observations_in_the_replay_differ(autoreset):
+    with Replaying([RaisingClock], autoreset=autoreset) as envs:
+        envs.reset(seed=0)
+        envs.step([0])
+        *_, truncated, infos = envs.step([1], timeout=SOON)
+        assert truncated[0]
+        assert repr(infos[0]["failure"]) == "ValueError('at one')"
+        assert isinstance(infos[0]["failure"].__cause__, ea.RemoteTraceback)
+
+
 def test_a_step_after_a_renewal_right_after_a_seeded_reset_reports_it():
     with Replaying([EchoEnv]) as envs:
         first, _ = envs.reset(seed=7)
