@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import multiprocessing
 import pickle
 import platform
@@ -20,7 +21,7 @@ import numpy as np
 
 from envactors.mailbox import messages, registry
 from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.mailbox.pickling import content_of, copy_value, dumps, loads, pickle_argument
+from envactors.mailbox.pickling import content_of, copy_value, dumps, loads, pickle_argument, safe_traceback
 from envactors.mailbox.recorded import requests_of
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import (
@@ -39,6 +40,7 @@ from envactors.worker.context import ActorContext
 # take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 
+_log = logging.getLogger("envactors")
 
 _REPEATED_METHODS = {messages.Reset: METHOD_RESET, messages.Step: METHOD_STEP}
 
@@ -262,22 +264,16 @@ class Host:
         )
 
     def close(self) -> None:
-        """Close all envs, even if some raise.
-
-        Raises:
-            Exception: The first exception from an env's ``close``.
-        """
-        first_error: Exception | None = None
+        """Close all envs, even if some raise: nobody waits for these exceptions, so they are logged."""
         for hosted in self._made:
             self._page.record_env(METHOD_CALL, hosted.position)
-            closer = getattr(hosted.env, "close", None)
             try:
-                if callable(closer):
-                    closer()
-            except Exception as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
+                if callable(close := getattr(hosted.env, "close", None)):
+                    close()
+            except (Exception, SystemExit) as error:
+                trace, who = "".join(safe_traceback(error)).rstrip(), self._contexts[hosted.position]
+                where = {"actor": who.name, "env_id": who.index, "incarnation": who.incarnation}
+                _log.warning("close of env %d of actor %r has raised\n%s", who.index, who.name, trace, extra=where)
 
     def forget_envs(self) -> None:
         """Drop all references to the envs."""

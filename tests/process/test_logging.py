@@ -241,6 +241,23 @@ def lines_with(caplog, text):
     return [record.getMessage() for record in list(caplog.records) if text in record.getMessage()]
 
 
+class RaisesInClose(EchoEnv):
+    """An env that cannot be closed."""
+
+    def close(self):
+        raise ConnectionError("no such server")
+
+
+@pytest.mark.parametrize("backend", ["process", "thread", "inline"])
+def test_exceptions_of_close_are_logged(caplog, backend):
+    with ea.VectorEnv([RaisesInClose] * 2, envs_per_actor=2, backend=backend):
+        pass
+    wait_until(lambda: len(lines_with(caplog, "ConnectionError: no such server")) == 2)
+    for env_id, record in enumerate(caplog.records):
+        assert record.getMessage().startswith(f"close of env {env_id} of actor 'envs-0-1' has raised\nTraceback")
+        assert (record.levelname, record.actor, record.env_id) == ("WARNING", "envs-0-1", env_id)
+
+
 @pytest.mark.parametrize(
     ("action", "kind", "evidence"),
     [
