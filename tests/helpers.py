@@ -25,6 +25,7 @@ import psutil
 from budget import LONG
 
 import envactors as ea
+from envactors.process.starting import THREAD_CAPS
 from envactors.system.choice import PORTABLE
 from envactors.testing import FAULTS, EchoEnv, FaultyEnv
 
@@ -32,21 +33,21 @@ SOON = 50.0  # seconds that anything may take on a busy machine; only something 
 
 
 class _SessionBackend(ea.ProcessBackend):
-    """Shares one fork server that imports the tests' modules among the actors of this process that set no variables.
+    """Shares one fork server that imports the tests' modules among the actors of this process.
 
-    There is a server for each mapping of variables when anything is preloaded, and a forked child starts its own. None
-    of these imports the tests' modules, which takes seconds of a core each time.
+    Modules of the tests read no environment variables when they are imported, so actors with variables share it, too;
+    elsewhere each mapping has a server when anything is preloaded. A forked child starts its own server, which imports
+    none of the tests' modules, since that takes seconds of a core.
     """
 
     home = os.getpid()
 
     def _settings(self, env_vars):
-        if env_vars or os.getpid() != self.home:
+        if os.getpid() != self.home or not env_vars.keys().isdisjoint(THREAD_CAPS):
             return _PLAIN._settings(env_vars)
-        return super()._settings(env_vars)
+        return super()._settings({})
 
 
-# With something to preload, each mapping of variables has a server, which ends with its last actor.
 _PLAIN = ea.ProcessBackend() if PORTABLE else ea.ProcessBackend(preload=("helpers",))
 # For tests that end many processes, and to which it does not matter how these start: an interpreter costs more than
 # a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.

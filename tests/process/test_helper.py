@@ -15,6 +15,8 @@ from helpers import SOON, is_gone, promised, wait_until
 
 import envactors as ea
 
+pytestmark = pytest.mark.fresh_processes
+
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
 
 
