@@ -10,7 +10,7 @@ import sys
 import time
 
 SLEEP = 0.02  # seconds per round
-WORK = 0.001  # seconds of a core per round
+WORK = 0.0002  # seconds of a core per round
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -126,14 +127,15 @@ def test_invalid_arguments_raise():
         ActorVectorEnv([Probe], observation_mode=(1, 2))
 
 
-@pytest.mark.parametrize(
-    ("context", "method"), [("loky", "loky"), *((name, DEFAULT) for name in ("fork", "spawn", "forkserver"))]
-)
-def test_context_is_how_processes_start(context, method):
-    envs = ActorVectorEnv([Probe], context=context)
-    assert envs.actors[0]._actor.config.backend.start_method == method
-    assert envs.reset(seed=3)[0].tolist() == [[3, 1.5]]
-    envs.close()
+@pytest.mark.fresh_processes
+@pytest.mark.parametrize(("contexts", "method"), [(["loky"], "loky"), (["fork", "spawn", "forkserver"], DEFAULT)])
+def test_context_is_how_processes_start(contexts, method):
+    with contextlib.ExitStack() as stack:
+        for context in contexts:  # open at once, so that they share a helper
+            envs = ActorVectorEnv([Probe], context=context)
+            stack.callback(envs.close)
+            assert envs.actors[0]._actor.config.backend.start_method == method
+            assert envs.reset(seed=3)[0].tolist() == [[3, 1.5]]
 
 
 @pytest.mark.parametrize("limit", [1, np.int64(2), 9, None])

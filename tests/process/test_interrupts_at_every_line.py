@@ -31,7 +31,7 @@ FOLDERS = (
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
 # Every line is tried by `-m slow`; otherwise each call has this many lines between two tries, other ones in each of its
 # variants. `tests/unit/heart/test_env_group.py` tries steps closer together, without processes.
-STRIDE = 20
+STRIDE = 40
 
 
 class Hit(Exception):

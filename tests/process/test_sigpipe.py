@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from helpers import run_script
 
 # Every script begins as a command-line tool does that may write to another one.
 HEAD = """
@@ -87,17 +86,17 @@ with ea.spawn(Env) as actor:
 """
 
 
-def survives(script, tmp_path, count):
-    ended = run_script(HEAD + script + "\nprint('alive')\n", str(count), str(tmp_path), timeout=50 + 2 * count)
+def survives(run, script, tmp_path, count):
+    ended = run(HEAD + script + "\nprint('alive')\n", str(count), str(tmp_path))
     assert (ended.stdout, ended.returncode) == ("alive\n", 0), ended.stderr[-2000:]
 
 
 @pytest.mark.parametrize("script", [CLOSED, KILLED, MONITOR], ids=["closed", "killed", "monitor"])
-def test_writing_to_a_closed_connection_does_not_end_the_caller(script, tmp_path):
-    survives(script, tmp_path, 5)
+def test_writing_to_a_closed_connection_does_not_end_the_caller(script, tmp_path, run_warm):
+    survives(run_warm, script, tmp_path, 5)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_three_hundred_kills_between_requests_do_not_end_the_caller(tmp_path):
-    survives(KILLED, tmp_path, 300)
+def test_three_hundred_kills_between_requests_do_not_end_the_caller(tmp_path, run_warm):
+    survives(run_warm, KILLED, tmp_path, 300)

@@ -16,7 +16,7 @@ from helpers import SOON, wait_until
 import envactors as ea
 from envactors.testing import EchoEnv
 
-SLOW = ea.Deadlines(slow=0.3)
+SLOW = ea.Deadlines(slow=0.2)
 BACKENDS = ["process", "thread", "inline"]
 
 

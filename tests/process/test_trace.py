@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from helpers import SOON, Counter, run_script, wait_until
+from helpers import SOON, Counter, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -204,8 +204,8 @@ def test_a_trace_that_fails_leaves_nothing_behind(path, monkeypatch, where):
     assert "next" in check(path.read_text())[0]
 
 
-def test_a_forked_process_that_leaves_the_block_writes_no_trace(path):
-    done = run_script(
+def test_a_forked_process_that_leaves_the_block_writes_no_trace(path, run_warm):
+    done = run_warm(
         """
         import os, sys, warnings
         import envactors as ea

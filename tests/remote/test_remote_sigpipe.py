@@ -70,8 +70,8 @@ print("alive")
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
-def test_a_link_whose_other_end_is_closed_does_not_end_the_caller(kind):
-    ended = run_script(LINK, kind)
+def test_a_link_whose_other_end_is_closed_does_not_end_the_caller(kind, run_warm):
+    ended = run_warm(LINK, kind)
     assert (ended.stdout, ended.returncode) == ("alive\n", 0), ended.stderr[-2000:]
 
 

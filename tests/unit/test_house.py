@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import io
 import logging.config
 import sys
-import tokenize
 from pathlib import Path
 
 import envactors as ea
@@ -31,18 +29,17 @@ def parse(text: str) -> ast.Module:
 
 def count_code(text: str) -> int:
     """Returns how many lines of a module hold code."""
-    docstrings = set()
+    docstrings, strings = set(), set()
     for node in ast.walk(parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             first = node.body[0]
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
                 docstrings.update(range(first.lineno, first.end_lineno + 1))
-    no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in no_code:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - docstrings)
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
+            strings.update(range(node.lineno, node.end_lineno + 1))  # its lines may be blank, or look like comments
+    # Tokens would tell the same, in twice the time.
+    lines = {number for number, line in enumerate(text.split("\n"), 1) if line.strip() and line.lstrip()[0] != "#"}
+    return len((lines | strings) - docstrings)
 
 
 # A function, since every process that runs tests imports this file, and reading the package takes seconds.

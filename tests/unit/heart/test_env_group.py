@@ -18,7 +18,7 @@ from envactors.vector.table import IDLE, POSTED, QUEUED
 
 ON_FAILURE = pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 # The distance of the lines that are tried.
-STRIDE = 7
+STRIDE = 11
 
 
 # What users do to actors whose rows are posted or queued -------------------------------------------------

@@ -33,7 +33,7 @@ from envactors.vector.episodes import EPISODE_LOST, NEEDS_RESET, NEW_PROCESS, NO
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
 # The worker ends at each line with this distance.
-STRIDE = 8
+STRIDE = 12
 ON_FAILURE = pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 AUTORESET = pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 RENEWING = pytest.mark.parametrize("on_failure", ["renew", "replay"])
