@@ -196,6 +196,7 @@ class Multiplies(Counter):
         return psutil.Process().num_threads()
 
 
+@pytest.mark.fresh_processes
 @pytest.mark.skipif(cores() < 2, reason="BLAS starts no more threads than there are cores")
 @pytest.mark.parametrize("method", ["loky", "forkserver"])
 @pytest.mark.parametrize("numbers", [("2", None), (None, "2")])
@@ -263,6 +264,7 @@ def global_bit_generator(request):
     np.random.set_bit_generator(before)
 
 
+@pytest.mark.fresh_processes
 @pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_workers_have_global_random_numbers_of_their_own(method, global_bit_generator):
     before = random.getstate(), str(global_bit_generator.state)

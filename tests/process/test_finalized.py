@@ -68,6 +68,7 @@ def assert_finalized(path):
     assert not Path(directory).exists()
 
 
+@pytest.mark.fresh_processes
 @pytest.mark.parametrize("method", START_METHODS)
 def test_an_env_is_finalized_when_its_actor_is_renewed_and_closed(tmp_path, method):
     path = tmp_path / "steps"
