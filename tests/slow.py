@@ -48,6 +48,7 @@ SLOW = {
     # Tests that run programs.
     r"test_docs\.py::test_code_blocks_run_alone\[(?!chaos)": "all pages in one process",
     r"test_chaos\.py::test_a_run_with_all_kinds_of_fault\[2\]": "one env an actor",
+    r"test_chaos\.py::test_a_run_with_rollouts\[replay-1\]": "renew-2; test_rollouts.py has each fault with replay",
     r"test_chaos\.py::test_ctrl_c_ends_the_command": "test_scripts.py has Ctrl-C",
     r"test_tuning\.py::test_(envs_that_wait|tune_respects)": "test_the_command",
     r"test_chaos\.py::test_faults_do_not_change_a_run_with_replay\[CartPole\]": "echo",

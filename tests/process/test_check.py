@@ -164,13 +164,13 @@ def test_a_hang_ends_within_the_deadline_after_the_time_for_its_check(check):
 
 @pytest.mark.parametrize("env", ["Balloons", "BalloonsElsewhere"])
 def test_an_env_that_leaks_too_much_is_killed_in_time(check, env):
-    status, record = check(f"rooms:{env}", "--max-rss", str(500 << 20))
+    status, record = check(f"rooms:{env}", "--max-rss", str(300 << 20))
     (found,) = record["findings"]
     assert (status, found["kind"], record["settings"]) == (1, "leak", None)
     held, limit = re.fullmatch(
         r"The env was killed, since it held (\d+) MB of memory: more than (\d+) MB\.", found["message"]
     ).groups()
-    assert int(limit) == 524 <= int(held) < 2000
+    assert int(limit) == 315 <= int(held) < 2000
     assert "--max-rss" in found["remedy"]
 
 

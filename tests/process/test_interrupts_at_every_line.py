@@ -252,7 +252,7 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_an_exception_at_some_lines_of_an_end(end):
-    check_end(end, range(1, 10_000, 23))
+    check_end(end, range(1, 10_000, 43))
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ POOL_CALLS = {
 
 @pytest.mark.parametrize("call", POOL_CALLS)
 def test_an_exception_at_some_lines_of_an_executor(call):
-    check_executor(call, range(1, 10_000, 9))
+    check_executor(call, range(1, 10_000, 17))
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ messages = st.builds(lambda rest, most: {**most, **rest}, st.dictionaries(fields
 
 @pytest.mark.parametrize("side", ["agent", "caller"])
 def test_any_bytes_from_a_stranger_raise_the_same_error(side):
-    @settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
     @given(st.lists(messages, max_size=3))
     def check(said):
         ours, theirs = socket.socketpair()

@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from budget import LONG
 from fakes import LARGE, RAISE, SOON, wait_until
 from interrupting import interrupt
 
@@ -18,7 +19,7 @@ from envactors.vector.table import IDLE, POSTED, QUEUED
 
 ON_FAILURE = pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 # The distance of the lines that are tried.
-STRIDE = 11
+STRIDE = 7 if LONG else 11
 
 
 # What users do to actors whose rows are posted or queued -------------------------------------------------

@@ -7,6 +7,7 @@ import itertools
 import gymnasium
 import numpy as np
 import pytest
+from budget import LONG
 from fakes import (
     CUT,
     END,
@@ -33,7 +34,7 @@ from envactors.vector.episodes import EPISODE_LOST, NEEDS_RESET, NEW_PROCESS, NO
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
 # The worker ends at each line with this distance.
-STRIDE = 12
+STRIDE = 8 if LONG else 12
 ON_FAILURE = pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 AUTORESET = pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 RENEWING = pytest.mark.parametrize("on_failure", ["renew", "replay"])
