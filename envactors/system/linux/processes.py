@@ -21,7 +21,7 @@ STACKS_SIGNAL: Final[int] = signal.SIGRTMIN + 9
 # the highest value.
 _OOM_MARGIN, _OOM_MOST = 500, 1000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# A resource limit that has had no effect since Linux 2.4. Descendants inherit it, whatever their group and variables are.
+# A resource limit without an effect since Linux 2.4. Descendants inherit it, whatever their group and variables are.
 _RLIMIT_LOCKS = 10
 
 
