@@ -336,9 +336,10 @@ class Checker:
                 raise Violation(f"env {env_id} ran {token} {count} times")
             # Calls are harmless. They are the tokens with retries, even if these are 0.
             is_fatal = SimulatedEnv.poison and token % SimulatedEnv.poison == 0 and token not in self.retries
-            # It may have ended a process that was being ended for another env, which had raised: that is not counted.
+            # It may have ended a process that was being ended for another env, which had raised or was aborted: that is
+            # not counted.
             # After a raise, a call may have run, which makes the inputs others.
-            if is_fatal and count > 2 + self.world.raised.total():
+            if is_fatal and count > 2 + self.world.raised.total() + self.world.aborts:
                 raise Violation(f"env {env_id} was asked {token}, which kills it, {count} times")
 
     def _check_order(self) -> None:

@@ -340,6 +340,7 @@ class User:
         if self.world.chance(0.0 if self._is_hidden else 0.1) and future.abort():
             self.world.note(f"the user aborts what env {env_id} was asked")
             self.world.troubles += 1
+            self.world.aborts += 1
         timeout = self.random.choice((None, None, 0.001))
         try:
             step = future.result(timeout)

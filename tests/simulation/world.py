@@ -161,6 +161,7 @@ class World:
         signal_is_due: Whether one comes as soon as the user waits.
         is_interrupted_anywhere: Whether the user has been interrupted outside of a wait, too.
         troubles: How often something has happened for which a request may fail.
+        aborts: How many requests the user has aborted while they ran.
         completed: Which rows workers have completed, without failures: (env, call id).
         on_signal: What a signal handler of the user does.
         raised: How often steps have raised, by their tokens.
@@ -187,6 +188,7 @@ class World:
         self.errors: list[BaseException] = []
         self.log: list[tuple[int, int | None, int]] = []
         self.troubles = 0
+        self.aborts = 0
         self.completed: set[tuple[int, int]] = set()
         self.on_signal: Callable[[], None] = lambda: None
         self.raised: Counter[int] = Counter()
