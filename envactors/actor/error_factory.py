@@ -180,9 +180,9 @@ class ErrorFactory:
     def env_raised(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
     ) -> ActorError:
-        """Return the error of a process that is replaced because an env raised; ``text`` describes the cause."""
+        """Return the error of a process that is replaced because a request failed; ``text`` says what happened."""
         who, where = self._locate(activity, incarnation, pid)
-        text = f"{who} was replaced since {activity.method} raised {text}"
+        text = f"{who} was replaced since {text}"
         return _caused(errors.ActorDiedError(text, aborted=True, **where), cause)
 
     def unblamed(self, activity: Activity, crash: ActorError) -> ActorError:

@@ -52,7 +52,7 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
     """
     actor = handle._actor
     activity = Activity(method, actor.config.first_index)
-    reason = actor.errors.env_raised(activity, incarnation, actor.pid, error, safe_repr(error))
+    reason = actor.errors.env_raised(activity, incarnation, actor.pid, error, f"{method} raised {safe_repr(error)}")
     actor.run_as_change(actor.replace_after_raise, incarnation, lambda: reason)
 
 

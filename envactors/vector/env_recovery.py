@@ -221,7 +221,7 @@ class EnvRecovery:
         return ReadyOutcome(None, self._actor.errors.poison_inputs(crash, inputs))
 
     def _error_of_raise(self, loss: RequestLoss, reported: Outcome, pid: int | None) -> ActorError:
-        """Return the error of a process that is replaced since an env raised. Runs code of users, without the lock.
+        """Return the error of a process that is replaced since a request failed. Runs code of users, without the lock.
 
         Args:
             loss: The loss of the request.
@@ -229,8 +229,9 @@ class EnvRecovery:
             pid: The process.
         """
         cause = reported.read()[1]
-        assert cause is not None, "the env has raised"
-        text = type(cause).__name__ if loss.failure is None else loss.failure.text
+        assert cause is not None, "the request has failed"
+        method, failure = loss.activity.method, loss.failure
+        text = f"the result of {method} cannot be unpickled" if failure is None else f"{method} raised {failure.text}"
         error = self._actor.errors.env_raised(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error

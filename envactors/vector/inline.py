@@ -347,6 +347,8 @@ class InlineEngine(Engine):
         for interrupted in self._running_requests:
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
+            for index in interrupted.ids:
+                self.episodes.failed_resets[index] = 0
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_requests.clear()
@@ -431,8 +433,9 @@ class InlineEngine(Engine):
         loss = loss._replace(may_continue=actor.is_usable)
         decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
+            text = f"{loss.activity.method} raised {safe_repr(error)}"
             make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)
-            actor.replace_after_raise(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
+            actor.replace_after_raise(loss.incarnation, functools.partial(make_error, error, text))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:

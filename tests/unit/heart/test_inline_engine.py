@@ -255,6 +255,25 @@ def test_an_interrupt_while_envs_are_replaced_leaves_no_env_that_has_raised(envs
         assert step(envs, 1, 1) == ([1, 1], [False, False], [False, False])
 
 
+class FaultyReset(Env):
+    """Raises the errors of `Faults` in its resets."""
+
+    def reset(self, **options):
+        if Faults.in_step:
+            raise Faults.in_step.pop()
+        return super().reset(**options)
+
+
+def test_a_reset_has_all_its_retries_after_one_whose_retry_was_interrupted():
+    with ea.VectorEnv([FaultyReset], on_failure="renew", backend="inline", restart=ea.RestartPolicy(1)) as envs:
+        Faults.in_step.extend([KeyboardInterrupt(), ValueError("first")])
+        with pytest.raises(KeyboardInterrupt):
+            envs.reset(seed=3)
+        Faults.in_step.append(ValueError("second"))
+        _, infos = envs.reset(seed=4)
+        assert (infos[0]["seed"], repr(infos[0]["failure"])) == (4, "ValueError('second')")
+
+
 def test_a_call_after_an_interrupted_replacement_runs_in_new_envs():
     with ea.spawn(Faulty, backend="inline") as actor:
         Faults.in_factory.append(KeyboardInterrupt())

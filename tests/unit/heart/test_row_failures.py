@@ -368,6 +368,9 @@ def test_a_result_that_cannot_be_unpickled_fails_only_its_env(stages, on_failure
         batch = stage.finish()
         assert failures_of(batch.infos) == [0]
         assert batch.rewards.tolist()[1] == 2.0
+        stage.run()
+        replaced = str(stage.envs.actors[0].stats().last_failure)
+        assert "was replaced since the result of step cannot be unpickled" in replaced
     stage.check()
 
 
