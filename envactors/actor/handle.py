@@ -53,7 +53,7 @@ class MethodCaller(BoundToProcess, Generic[T_co]):
     _deadline: float | None = None
     # How many crashes and missed deadlines each call survives.
     _retries: int = 0
-    # Whether the env shares its process with others, so that only the vector may step and reset it.
+    # Whether the env belongs to a vector whose envs share processes, so that only the vector may step and reset it.
     _is_shared: bool = False
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture[Any]]:
@@ -99,8 +99,8 @@ class MethodCaller(BoundToProcess, Generic[T_co]):
         """Have the actor run a request; for the arguments see `send_request`."""
         if self._is_shared and method in ("step", "reset") and kind == Kind.CALL:
             raise VectorInputError(
-                f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of "
-                f"its episodes; use envs.{method}(..., env_ids=[i])"
+                f"cannot call {method} through a handle of a vector whose envs share processes: the vector keeps track "
+                f"of their episodes; use envs.{method}(..., env_ids=[i])"
             )
         actor = self._actor
         future: ActorFuture[Any] = ActorFuture(actor, self._lifeline)

@@ -32,7 +32,7 @@ _ATTACH_RETRIES = 1 << 31
 
 
 class EnvHandle(ActorView):
-    """Handle of one of several envs that share a process: its methods and attributes, but not the process."""
+    """Handle of an env of a vector whose envs share processes: its methods and attributes, but not the process."""
 
     __slots__ = ()
 
@@ -50,8 +50,8 @@ class EnvHandle(ActorView):
 
     def _refuse(self, method: str) -> NoReturn:
         raise VectorInputError(
-            f"cannot {method} env {self._actor.config.first_index + self._position} alone: it shares the process of "
-            f"actor {self.name!r}; use envs.actors[i].{method}(), which concerns all envs of that process"
+            f"cannot {method} env {self._actor.config.first_index + self._position} alone: the envs of this vector "
+            f"share processes; use envs.actors[i].{method}() of actor {self.name!r}, which concerns all its envs"
         )
 
 
@@ -86,6 +86,7 @@ def launch_actors(
     handles: list[ActorView] = []
     standby_handles: list[ActorHandle] = []
     widest = max(factories_by_actor, key=len)
+    # One rule for all handles, also for those of an env that is alone in the last process.
     is_shared = len(factories_by_actor[0]) > 1
     try:
         for factories, variables in zip(factories_by_actor, env_vars, strict=True):
@@ -93,7 +94,8 @@ def launch_actors(
             name = f"envs-{first}-{first + len(factories) - 1}" if is_shared else f"env-{first}"
             actor = launch_alike(factories, name=settings.actor_name(name), first=first, env_vars=variables)
             actors.append(actor)
-            if len(factories) > 1:
+            actor._is_shared = is_shared
+            if is_shared:
                 parts = actor._actor, actor._lifeline
                 handles += [EnvHandle(*parts, position, _is_shared=True) for position in range(len(factories))]
             else:
@@ -153,7 +155,7 @@ def build_row_engine(
     layout = Layout(*values, reward if is_plain_reward else None, count)
     try:
         slab, infos = memory.create(layout)
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, MemoryError, ValueError, OverflowError) as error:
         raise VectorEnvError(
             f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
             "envs, or give the process more memory"

@@ -218,8 +218,22 @@ def test_calls_of_a_handle_of_a_packed_env_reach_that_env(stages):
     futures = [stage.envs[index].get("seed") for index in range(3)]
     stage.run()
     assert [future.result(SOON) for future in futures] == [0.0, 1.0, 2.0]
-    with pytest.raises(ea.VectorInputError, match="shares its process"):
-        stage.envs[0].step(1)
+
+
+@pytest.mark.parametrize("packed", [2, 3])
+def test_only_the_vector_steps_envs_if_processes_have_several(stages, packed):
+    stage = stages(3, envs_per_actor=packed)
+    for handle in (*stage.envs, *stage.envs.actors, stage.envs[2].options(retries=1)):
+        for method in ("step", "reset"):
+            with pytest.raises(ea.VectorInputError, match=rf"use envs\.{method}\(\.\.\., env_ids="):
+                handle.call(method)
+    assert stage.step([1, 1, 1])[0][:, 0].tolist() == [1, 1, 1]
+
+
+def test_an_env_of_a_vector_without_packing_may_be_stepped_by_its_handle(stages):
+    stage = stages(2)
+    assert stage.envs[1] is stage.envs.actors[1]
+    assert stage.play(lambda: stage.envs[1].step(1).result(SOON))[1] == 1.0
 
 
 def test_attributes_are_set_again_in_the_next_process(stages):

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from fakes import CUT, END, INFO, LARGE, RAISE, SOON, PlayedEnv, wait_until
+from fakes import CUT, END, INFO, LARGE, RAISE, SOON, PlainMemory, PlayedEnv, wait_until
 
 import envactors as ea
 from envactors.mailbox.control_page import RING_AT
@@ -660,11 +660,23 @@ def test_the_error_of_a_closed_actor_names_its_own_env(stages):
     assert caught.value.index == 2
 
 
-def test_an_env_alone_in_its_process_has_the_handle_of_the_process(stages):
+@pytest.mark.parametrize("index", [1, 2])  # the latter is alone in its process
+def test_the_process_of_a_packed_env_is_left_to_the_handle_of_its_actor(stages, index):
     stage = stages(3, envs_per_actor=2)
-    assert stage.envs[2] is stage.envs.actors[1]
-    with pytest.raises(ea.VectorInputError, match="shares the process"):
-        stage.envs[1].kill()
+    for method in ("renew", "kill", "close"):
+        with pytest.raises(ea.VectorInputError, match=rf"use envs\.actors\[i\]\.{method}\(\) of actor 'envs?-"):
+            getattr(stage.envs[index], method)()
+    assert stage.play(lambda: stage.envs.actors[1].renew().result(SOON)) == 1
+
+
+@pytest.mark.parametrize("kind", [OSError, MemoryError, ValueError, OverflowError])
+def test_a_vector_without_memory_for_its_rows_says_so(stages, monkeypatch, kind):
+    def refuse(self, layout):
+        raise kind("no room")
+
+    monkeypatch.setattr(PlainMemory, "create", refuse)
+    with pytest.raises(ea.VectorEnvError, match=r"cannot allocate \d+ bytes .* \(no room\)"):
+        stages(2)
 
 
 def test_a_snapshot_of_a_lost_episode_speaks_of_the_snapshot(stages):
