@@ -242,7 +242,10 @@ class VectorEnv(BoundToProcess):
         return self.num_envs
 
     def __getitem__(self, env_id: int) -> ActorView:
-        """Return the handle of an env."""
+        """Return the handle of an env.
+
+        If any process has several envs, the vector alone steps and resets them, and `actors` replace the processes.
+        """
         return self._handles[operator.index(env_id)]
 
     def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:

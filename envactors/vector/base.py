@@ -46,7 +46,7 @@ class Engine(abc.ABC):
     Attributes:
         episodes, all_envs: As above.
         on_failure: What happens after a failure.
-        envs_per_process: How many envs run one after another, in the order of the envs.
+        envs_per_process: For each worker, how many envs run one after another; in-process, a list of the number of all.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
         batcher: Batches results.
@@ -104,7 +104,12 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def check_idle(self, envs: Selection) -> None:
-        """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
+        """Check that no rollout is in flight, and no env has a result pending.
+
+        Raises:
+            AlreadyPendingError: Something is.
+            RuntimeError: The code of an in-process env makes a request for an env of its own actor.
+        """
 
     @abc.abstractmethod
     def check_open(self, envs: Selection, method: str) -> None:
@@ -124,10 +129,12 @@ class Engine(abc.ABC):
             check_actions: Whether actions are checked against the action spec.
 
         Raises:
-            AlreadyPendingError: An env has a result pending.
+            AlreadyPendingError: A rollout is in flight, or an env has a result pending.
             VectorInputError: An env needs a reset first.
             SpaceMismatchError: The actions do not conform to the action spec.
-            ActorClosedError: The vector was closed.
+            SerializationError: An action cannot be pickled or copied.
+            ActorClosedError: The actor of an env was closed.
+            RuntimeError: See `check_idle`.
         """
 
     def _convert_each(

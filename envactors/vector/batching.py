@@ -27,7 +27,7 @@ class Batcher:
         self.observation_spec: Spec | None = described.observation
         self.infers_spec: bool = described.observation is None
         self._reward_spec = described.reward
-        # The env whose first reset fixed the spec, if it is not declared.
+        # The env with the first observation, which fixed the spec if it is not declared.
         self._first_env: int = 0
 
     def batch_steps(self, steps: Sequence[EnvStep]) -> tuple[Batch, dict[int, BaseException]]:

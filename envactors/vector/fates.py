@@ -29,7 +29,7 @@ Four facts about an env whose process has ended are easily confused:
     EPISODE_LOST          the episode was running in that process (`Episodes`); a replay may still bring it back
     is_lost_for_good      ... and no replay can bring it back (`EnvTable`)
     would_report_loss     the next request would tell the user of a lost episode; see the next table (`EnvTable`)
-    needs_lost_episode    both of the former: the request cannot run, and is lost with cause NOT_BEGUN
+    needs_lost_episode    is_lost_for_good and would_report_loss: it cannot run, and is lost with cause NOT_BEGUN
 
 Whether a request would report the loss of its episode, given the option and the flag `RETIRING` of `Episodes`:
 
@@ -139,7 +139,7 @@ class Decision(NamedTuple):
         ends_episode: Whether the env has no episode any more.
         awaits_autoreset: Whether the next step of an env without an episode resets it, or else the user has to.
         changes_seed: Whether the next reset has another seed, in case that of this one is the cause.
-        replaces_process: Whether the env raised and its process is not fit for use any more.
+        replaces_process: Whether its process is replaced, since the env raised or its result cannot be read.
     """
 
     fate: EnvFate

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a vector, which take place before anything is sent."""
+"""Checks and conversions of the arguments of a vector, which take place before anything is sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_settings(
     """Check the options of a vector; for the results and other errors see `group_envs`.
 
     Raises:
-        VectorInputError: An option is invalid.
+        VectorInputError: An option is invalid. `limit_running` checks ``max_running``.
     """
     for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
         if (value := getattr(settings, name)) not in get_args(kind):
@@ -181,6 +181,12 @@ def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -
 
 def one_each(values: Any, count: int, name: str, prefix: str = "") -> list[Any]:
     """Return one value per env: those of a list or tuple, or the same value for all.
+
+    Args:
+        values: The argument of the user.
+        count: How many envs there are.
+        name: What the values are, for the error.
+        prefix: The beginning of the error.
 
     Raises:
         VectorInputError: A list or tuple does not have one value per env.

@@ -20,10 +20,11 @@ class EnvStep(NamedTuple):
     Attributes:
         env_id: Id of the env.
         obs: Observation with the shapes and dtypes of the observation spec.
-        reward: Reward as a float, or as a float64 array if the env's rewards are vectors.
+        reward: Reward in the form of the reward spec: a float, a float64 array if rewards are vectors, or an object.
         terminated: Whether the episode ended.
         truncated: Whether the episode was cut off.
-        info: The env's own info.
+        info: The env's own info. The vector may have added ``failure``, ``final_obs``, ``final_info``, or
+            ``episode_seed``.
         incarnation: Incarnation of the process that returned the result; if it answers a failure, of the one after it.
     """
 
@@ -43,10 +44,10 @@ class Batch(NamedTuple):
         env_ids: Ids of the envs; int64, shape (n,).
         obs: Observations; an array of shape (n, ...) per leaf of the observation spec, a list for values that cannot be
             batched.
-        rewards: Rewards; float64, shape (n, ...).
+        rewards: Rewards; float64, shape (n, ...), or a list for rewards that cannot be batched.
         terminated: Whether each episode ended; bool, shape (n,).
         truncated: Whether each episode was cut off; bool, shape (n,).
-        infos: Each env's own info.
+        infos: The info of each env, as in `EnvStep`.
         incarnations: Incarnations of the processes that returned the results, or, if these answer failures, of those
             after them; int64, shape (n,).
     """
@@ -87,12 +88,13 @@ def failure_in(info: Any) -> BaseException | None:
 
 
 def failure_info(info: Any, failure: Outcome, before: tuple[Any, Any] | None = None) -> FailureInfo:
-    """Return the info of a request that has failed and was answered with a reset.
+    """Return the info of the answer to a request that has failed: the last result, truncated, or a reset.
 
     Args:
-        info: The info of that reset.
+        info: The info of the reset; empty without one.
         failure: The failure.
-        before: The observation and the info before a step, whose episode the reset has ended; None without one.
+        before: The observation and the info before a step, whose episode the reset has ended; None if there was no
+            reset, or no step before it.
     """
     additions = {} if before is None else {"final_obs": before[0], "final_info": as_dict(before[1])}
     return FailureInfo({**as_dict(info), "failure": failure.read()[1], **additions})

@@ -14,8 +14,9 @@ class Selection(NamedTuple):
     Attributes:
         ids: Their ids, in the user's order.
         array_index: The same as an index into arrays with one entry per env: a slice of all, an array, or a list.
-        is_all: Whether these are all envs in ascending order.
-        by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not use it.
+        is_all: Whether this is `Engine.all_envs`. Another selection of all envs does not count.
+        by_group: The `EnvGroup` of each actor, with its ids in ascending order; empty for in-process envs. Methods of
+            `EnvTable` do not use it.
         actors: The actors of the groups.
     """
 
