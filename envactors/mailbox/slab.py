@@ -1,9 +1,9 @@
 """The memory that a vector env shares with its workers: observations, actions, and flags, one row per env.
 
-Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations, checks,
-rewards, and flags have two buffers. The parent chooses the one that a request writes to, so the last complete result
-survives a worker that is killed while it writes the next one, and a result that comes too late. Who allocates the
-memory, and what is sent in frames, is decided elsewhere.
+Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations, their
+checksums, rewards, and flags have two buffers. The parent chooses the one that a request writes to, so the last
+complete result survives a worker that is killed while it writes the next one, and a result that comes too late. Who
+allocates the memory, and what is sent in frames, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ PAYLOAD: Final = 8  # the action of the step, or the options of the reset, are i
 NO_AUTORESET: Final = 16  # an episode that ends is not reset within the step
 RING: Final = 32  # the worker rings for the result, whatever else the caller waits for
 STREAMED: Final = 64  # the request streams, so the worker records the time of the result in `Slab.when`
+
+# No operation in the slab has the highest bit. It has a meaning in each of two arrays of the parent. These never mix:
+# `LastRows` takes only operations that were posted, and a new operation keeps only `BUFFER` of the last one.
+NOT_POSTED: Final = 128  # in `Rows.ops`, instead of an operation: the env has a new request, which is not posted yet
+TRUNCATED: Final = 128  # in `LastRows.ops`: the last result is the answer to a failed step
 
 # The spec of float rewards.
 PLAIN_REWARD: Final = ArraySpec((), np.dtype(np.float64))
@@ -103,7 +108,7 @@ class Slab:
         inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
         inline_info_rooms: The rows of ``inline_infos``.
         inline_info_sizes: uint32, shape (n,): how many bytes of that room are used.
-        checks: uint32, shape (2, n): the checksums over the envs' observations. Used only if the envs have a journal.
+        checksums: uint32, shape (2, n): those over the envs' observations. Used only if the envs have a journal.
         terminated: bool, shape (2, n).
         truncated: bool, shape (2, n).
         rewards: float64, shape (2, n) and the reward's; unused if rewards are objects.

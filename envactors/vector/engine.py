@@ -62,8 +62,8 @@ class RowEngine(Engine):
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
         self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
-        actor_by_env, by_group = [group.actor for group in self.group_by_env], [(one, [*one.indices]) for one in groups]
-        all_envs = Selection([*range(len(actor_by_env))], slice(None), True, by_group, [one.actor for one in groups])
+        actor_by_env = [group.actor for group in self.group_by_env]
+        all_envs = self.select([*range(len(actor_by_env))])._replace(array_index=slice(None), is_all=True)
         super().__init__(described, table.episodes, all_envs, actor_by_env)
         self.table = table
         self.reader = reader
@@ -283,7 +283,7 @@ class RowEngine(Engine):
             text += f"Env {late[0]} is in {self._describe_actor(late[0])}"
             raise VectorTimeoutError(text, env_ids=late, timeout=timeout)
         if self.table.rollouts_in_flight:
-            text = f"{caller} waited {timeout} s for rollouts in flight, which continue"
+            text = f"{caller} waited {timeout} s for rollouts in flight, which continue; {advice}"
             raise VectorTimeoutError(text, timeout=timeout)
 
     def _spin_for(self, envs: Selection) -> None:

@@ -179,11 +179,12 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, actor, journal = self._table, self._actor, self._table.journals.flushed(index)
-        request, error = table.request(index), self._complete_error(index, loss, posted)
+        table, actor = self._table, self._actor
+        journal = table.journals.flushed(index)
+        error = self._complete_error(index, loss, posted)
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
-            user_called_reset=request.method == "reset",
+            user_called_reset=table.request(index).method == "reset",
             most_failures=most_failures(actor.config.restart),
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
             would_report_loss=table.would_report_loss(index),

@@ -61,15 +61,6 @@ class _RequestBatch(InlineRequest):
         self.reset_env = -1
         self.losses: dict[int, RequestLoss] = {}
 
-    def fail(self, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False) -> None:
-        """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
-        engine, index = self._engine, self.index
-        engine._requests_beside_steps[index] += cause is not Cause.NOT_BEGUN
-        activity = Activity("reset" if in_reset else "step", index)
-        incarnation = engine._actor_by_env[index].process.incarnation
-        loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
-        self.losses[index] = loss._replace(episode_is_over=in_reset or ended)
-
     def get_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
 
@@ -261,7 +252,8 @@ class InlineEngine(Engine):
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
             if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_would_report_loss(index):
-                running.fail(Cause.NOT_BEGUN, self._lost_episode_error(Activity("step", index)))
+                lost = self._lost_episode_error(Activity("step", index))
+                self._fail(running, Cause.NOT_BEGUN, lost, in_reset=False, ended=False)
                 continue
             if awaits_autoreset[index]:
                 self._run_reset(running, index)
@@ -275,7 +267,7 @@ class InlineEngine(Engine):
                 ends = bool(terminated or truncated)
                 infos[index] = take(index, fields, ends and resets_within_step)
             except Exception as error:
-                running.fail(Cause.RAN, error, in_reset=self._is_within_reset(index), ended=ends)
+                self._fail(running, Cause.RAN, error, in_reset=self._is_within_reset(index), ended=ends)
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
             if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
@@ -347,8 +339,7 @@ class InlineEngine(Engine):
         for interrupted in self._running_requests:
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
-            for index in interrupted.ids:
-                self.episodes.failed_resets[index] = 0
+            self.episodes.failed_resets[interrupted.index] = 0  # it may have been in a retry; the others have no count
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_requests.clear()
@@ -383,12 +374,21 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
-            running.fail(Cause.RAN, error, in_reset=True)
+            self._fail(running, Cause.RAN, error, in_reset=True, ended=False)
             return False
         self._last.change_process(index, incarnation)
         self._requests_beside_steps[index] += 1
         episodes.record(index, ends=False, is_reset=True)
         return True
+
+    def _fail(self, running: _RequestBatch, cause: Cause, error: BaseException, *, in_reset: bool, ended: bool) -> None:
+        """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
+        index = running.index
+        self._requests_beside_steps[index] += cause is not Cause.NOT_BEGUN
+        activity = Activity("reset" if in_reset else "step", index)
+        incarnation = self._actor_by_env[index].process.incarnation
+        loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
+        running.losses[index] = loss._replace(episode_is_over=in_reset or ended)
 
     def _lost_episode_error(self, activity: Activity) -> ActorError:
         """Return the error of a request whose episode was lost when the envs of its actor were replaced."""

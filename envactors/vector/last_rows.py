@@ -6,29 +6,28 @@ request writes to the other one. `envactors.vector.inline_results` has the last 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, RESET
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, RESET, TRUNCATED
 from envactors.vector.episodes import Episodes
 from envactors.vector.requests import RowResult
 from envactors.vector.rows import Rows
 from envactors.vector.selection import Selection
 
-# A bit of `LastRows.ops` that no operation has: the last result is the answer to a failed step. It has the observation
-# in the buffer, reward 0, and is truncated. The reward and the flags in the buffer are those of the result before. See
-# `envactors.vector.rows.NOT_POSTED`, which is the same bit in another array.
-TRUNCATED: Final = 128
-
 
 class LastRows:
     """The last result of each env.
 
-    A posted request that gets no result changes nothing here. A result becomes the last one
+    A result becomes the last one
 
     - when it is delivered (`take_rows`, or `take_row`), or dropped by a call of ``reset``,
-    - or before that, when its env must continue from it: for a future, or with a reset in the next process.
+    - before that, when its env must continue from it: for a future, with a reset in the next process, or if it cannot
+      be unpickled and the error is raised,
+    - with a restored snapshot (`write`), or at the end of a rollout (`note_written`).
+
+    A request that has failed changes nothing here, unless its answer is the last result, truncated (`truncate`).
 
     Args:
         rows: The rows.
@@ -37,7 +36,9 @@ class LastRows:
     Attributes:
         has_objects: Whether observations or rewards have leaves without a place in rows.
         ops: The operation that has returned the result of each env, with the bits of `envactors.mailbox.slab`: its
-            buffer is in `BUFFER`, and `RESET` is set also after a reset within a step. `TRUNCATED` may be set, too.
+            buffer is in `BUFFER`, and `RESET` is set also after a reset within a step. `TRUNCATED` marks the answer to
+            a failed step. It has the observation in the buffer, reward 0, and is truncated; the reward and the flags in
+            the buffer are those of the result before.
         incarnations: The ``incarnation`` of each env's result; see `EnvStep`.
         contents: The info and the object leaves of each env, pickled; None if there are none, or they are not kept.
     """

@@ -178,10 +178,9 @@ class RowsJob(Job):
         assert worker is not None, "rows are posted to a live process"
         self._posted_at = now
         # `watch` makes the same test. Without it here, each step would pay for a call that schedules nothing.
-        if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
+        if now + actor.deadline_watch.shortest < actor.deadline_watch.next_check_at:
             actor.deadline_watch.watch(now)
-        first = self._indices.start
-        mine = [(index - first, payloads[index]) for index in ids if index in payloads] if payloads else []
+        mine = [(i - self._indices.start, payloads[i]) for i in ids if i in payloads] if payloads else []
         if mine:
             worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, packing.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):

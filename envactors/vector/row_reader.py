@@ -12,9 +12,8 @@ from envactors.actor.future import LazyOutcome, Outcome
 from envactors.mailbox.info_codec import decode, encode
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import try_to_read
-from envactors.mailbox.slab import BUFFER
+from envactors.mailbox.slab import BUFFER, TRUNCATED
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
-from envactors.vector.last_rows import TRUNCATED
 from envactors.vector.requests import RowResult
 from envactors.vector.results import Batch, EnvStep, failure_info
 from envactors.vector.selection import Selection
@@ -33,7 +32,8 @@ class RowReader:
     Args:
         table: The envs.
         description: The specs of one env.
-        copies: Whether batches of all envs are copied out of the rows.
+        copies: Whether all observations are copied. If not, a batch of all envs has views of the rows, unless its
+            results are in both buffers.
 
     Attributes:
         copies: As above.
@@ -157,7 +157,8 @@ class RowReader:
             read: Unpickles the result.
             is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
         """
-        incarnation, pid, activity = self._rows.posted_incarnations[index], actor.pid, self._table.activity(index)
+        activity = self._table.activity(index)
+        incarnation, pid = self._rows.posted_incarnations[index], actor.pid
 
         def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
             step, error = try_to_read(read, is_valid)

@@ -11,19 +11,12 @@ requests, and the status of each env. The memory itself is `envactors.mailbox.sl
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
 from envactors.mailbox.slab import NO_AUTORESET, Slab, slice_of
 from envactors.vector.selection import Selection
-
-# In `Rows.ops`, instead of an operation: the env has a new request, which is not posted yet. No operation has this bit.
-# `LastRows.ops` uses the same bit as `TRUNCATED`. Neither gets into the other array: `LastRows` takes only operations
-# of rows that were posted, and the operation of a new request keeps only `BUFFER` of the last result.
-NOT_POSTED: Final = 128
 
 
 class Rows:

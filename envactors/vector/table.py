@@ -50,7 +50,7 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.future import Outcome
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, STREAMED, Slab
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, NOT_POSTED, PAYLOAD, RESET, RING, SEED, STREAMED, Slab
 from envactors.options import Deadlines
 from envactors.replay import PostedRequest
 from envactors.vector.episodes import EPISODE_LOST, Episodes
@@ -58,7 +58,7 @@ from envactors.vector.journals import Journals
 from envactors.vector.last_rows import LastRows
 from envactors.vector.requests import EnvRequest
 from envactors.vector.results import EnvSnapshot
-from envactors.vector.rows import NOT_POSTED, Rows
+from envactors.vector.rows import Rows
 from envactors.vector.selection import Selection
 from envactors.vector.waiting import ResultWaiters
 
@@ -73,7 +73,7 @@ _LARGEST_SEED: Final = (1 << 64) - 1
 
 # Tables for `bytes.translate`: from the operation of a last result to a step that writes to the other buffer, without
 # and with streaming.
-_NEXT_STEP_OP: Final = [bytes((op & BUFFER) ^ BUFFER | when for op in range(256)) for when in (0, STREAMED)]
+_NEXT_STEP_OP: Final = [bytes(when | (BUFFER & ~op) for op in range(256)) for when in (0, STREAMED)]
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
@@ -83,8 +83,9 @@ class EnvTable:
     """The state of all envs: their requests, and in four parts their rows, episodes, journals, and last results.
 
     Once the vector is built, only methods of this class and of its parts change it. `EnvGroup`, `EnvRecovery`, restored
-    snapshots, and rollouts call those of the parts directly. The memory of the rows has other writers, too: the caller
-    writes actions, workers write results, and a rollout writes the last results of its envs at its end.
+    snapshots, and rollouts call those of the parts directly; `EnvGroup` also empties ``journals.saves_due``. The memory
+    of the rows has other writers, too: the caller writes actions, workers write results, and a rollout writes the last
+    results of its envs at its end.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
