@@ -12,7 +12,7 @@ import numpy.typing as npt
 from envactors.errors import VectorStepError
 from envactors.rollout.base import RolloutEngine
 from envactors.rollout.results import Evaluation, Rollout
-from envactors.vector.results import failure_in
+from envactors.vector.results import failure_in, step_error
 
 # Steps per rollout. Envs whose episodes have ended begin the next ones after it: shorter rollouts cost more messages,
 # longer ones more steps after the end of an episode, which are discarded.
@@ -110,7 +110,7 @@ class Evaluator:
         number = self._numbers[index]
         if failure is not None:
             if number < self._episodes:
-                self._record_failure(index, failure, error)
+                self._record_failure(index, failure, error, rollout)
             return True
         # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
@@ -121,7 +121,9 @@ class Evaluator:
             self._numbers[index] += len(self._numbers)
         return is_over
 
-    def _record_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
+    def _record_failure(
+        self, index: int, failure: BaseException, error: VectorStepError | None, batch: Rollout | None = None
+    ) -> None:
         """Count a failed attempt at an episode, and record the failure.
 
         Failed resets count also if the results of the env are discarded: an env that cannot be reset stops the rollouts
@@ -130,13 +132,14 @@ class Evaluator:
         Args:
             index: The env.
             failure: Its exception.
-            error: The exception to raise if this was the last attempt; None for ``failure``.
+            error: The exception to raise if this was the last attempt; None to make one.
+            batch: The results of all envs, for that one; None if the attempt was a reset.
 
         Raises:
-            BaseException: This was the last attempt.
+            VectorStepError: This was the last attempt.
         """
         number = self._numbers[index]
         self._failures.append((number, failure))
         self._tries[number] += 1
         if self._tries[number] == _TRIES:
-            raise error or failure
+            raise error or step_error({index: failure}, batch, len(self._numbers), "evaluate")

@@ -99,6 +99,20 @@ def test_failures_of_an_env_without_an_episode_to_play_do_not_end_an_evaluation(
     assert found.failures == []
 
 
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_episode_that_always_fails_raises_a_step_error_with_the_results_of_the_other_envs(on_failure, backend):
+    factories = [Env, lambda: Env(raises_at=3)]
+    restart = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
+    with ea.VectorEnv(factories, backend=backend, on_failure=on_failure, restart=restart) as envs:
+        envs.set_policy(make_policy)
+        with pytest.raises(ea.VectorStepError, match=r"env 1.*as ordered") as raised:
+            envs.evaluate(2)
+    assert [*raised.value.failures] == [1]
+    assert raised.value.__cause__ is raised.value.failures[1]
+    assert raised.value.batch.valid[0, 0]
+
+
 class Weighing:
     """A policy that chooses how many numbers it has loaded."""
 
