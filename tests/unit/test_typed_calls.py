@@ -40,6 +40,8 @@ class Doubling(Counter):
 
     unnamed.__qualname__ = "decorator.<locals>.wrapper"
 
+    anonymous = lambda self, n: n  # noqa: E731
+
 
 def a_function(env):
     return env.count
@@ -77,6 +79,7 @@ def test_calling_a_function_that_is_not_a_method_raises(actor, pool):
         Doubling.made,
         Doubling.total,
         Doubling.unnamed,
+        Doubling.anonymous,
         Doubling,
         functools.partial(Doubling.add, 1),
         math.sqrt,
