@@ -430,7 +430,10 @@ class Actor(ActorBase):
 
     def _start_next_process(self) -> None:
         """Start the next process: that of a ready standby, else a new one."""
-        self._start_process(self.process.incarnation + 1, self.starter.take_standby(0.0))
+        incarnation = self.process.incarnation
+        if self.process.launched_at > 0.0:  # the actor was not killed before its first start
+            incarnation += 1
+        self._start_process(incarnation, self.starter.take_standby(0.0))
 
     def _start_process(self, incarnation: int, standby: Worker | None = None) -> None:
         """Start a process, or take that of a standby."""
