@@ -45,7 +45,7 @@ class _RequestBatch(InlineRequest):
 
     Args:
         engine: The engine.
-        ids: The envs.
+        ids: The envs, at least one.
         reset_args: The seed and the options of each reset that the user requests, by env; empty for steps.
 
     Attributes:
@@ -55,7 +55,7 @@ class _RequestBatch(InlineRequest):
     """
 
     def __init__(self, engine: InlineEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
-        super().__init__(ids[0] if ids else -1, is_nested=engine._lock.is_held_here())
+        super().__init__(ids[0], is_nested=engine._lock.is_held_here())
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
@@ -237,6 +237,8 @@ class InlineEngine(Engine):
             split = split.copy()
         elif type(split) is list:
             split = self._convert_each(copy_value, envs, split, "step")
+        if not envs.ids:
+            return
         running = _RequestBatch(self, envs.ids, {})
         with self._lock, self._stack.enter(running):
             self._begin(running)
@@ -283,6 +285,8 @@ class InlineEngine(Engine):
         self.check_open(envs, "reset")
         self.check_idle(envs)
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
+        if not reset_args:
+            return
         running = _RequestBatch(self, envs.ids, reset_args)
         with self._lock, self._stack.enter(running):
             self._begin(running)

@@ -201,6 +201,18 @@ def test_a_state_is_restored_after_an_interrupted_step(interrupted):
         assert step(envs, 1, 1) == ([2, 2], [False, False], [False, False])
 
 
+def test_an_interrupt_in_a_step_of_no_envs_ends_no_episode():
+    with make(Env, Env, on_failure="raise", autoreset="same_step") as envs:
+        for number in itertools.count():
+            envs.reset(seed=0)
+            for _ in range(6):
+                envs.step([1, 1])  # the last one also resets
+            where = interrupt(lambda: envs.step([], env_ids=[]), number, only={"start_steps", "_begin", "_complete"})
+            assert envs.step([1, 1])[0].tolist() == [[1], [1]]
+            if where is None:
+                break
+
+
 @pytest.mark.parametrize("interrupted", [0, 1])
 def test_the_envs_of_an_interrupted_step_are_busy_before_anything_settles_it(interrupted):
     with make(Faulty, Faulty, on_failure="raise") as envs:
