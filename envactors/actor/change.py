@@ -12,6 +12,8 @@ point. Nobody tries to prevent or to undo that. Instead:
    from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So an interrupt
    may come between any two statements of a change.
 
+In-process actors make no changes: their env code runs under the lock alone.
+
 State that the invariant does not mention is changed under the lock alone, without a change: the loan of a channel,
 which its timer ends whatever happens, the recording of times, the parameters of policies, and the buffers of
 trajectories.
@@ -75,8 +77,8 @@ class ChangeLock(RLock):
     """The lock, with the actors that the current change concerns.
 
     It is a reentrant lock of `_thread`, which ``with`` enters and leaves in single steps that no exception can
-    interrupt. It is reentrant only so that a signal handler or a finalizer that uses an actor in the middle of a change
-    gets an error rather than a deadlock.
+    interrupt. It is reentrant, since code of an in-process env may use other envs. And a signal handler or a finalizer
+    that uses an actor in the middle of a change gets an error rather than a deadlock.
 
     Attributes:
         last_call_id: The last call id that was given to a job of these actors.

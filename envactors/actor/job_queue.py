@@ -64,6 +64,7 @@ class JobQueue:
         permits: The permits that steps and resets need; None if any number of actors may run.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
         failed: How many calls, steps, and resets a process has ended; also the queued calls that no process will run.
+            A request that the library makes itself counts if it has a future, such as a saved state.
         longest_replay: Duration of the longest replay, in seconds.
         stale: How many messages were dropped: no running job waited for them.
     """
@@ -267,7 +268,7 @@ class JobQueue:
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
-        """Remove a job from `unfinished`, after its future has ended: `repair` fails what an interrupt leaves there."""
+        """Remove a job from `unfinished`. A future of it has ended: `repair` fails what an interrupt leaves there."""
         self.unfinished.pop(job, None)
 
     # The process -----------------------------------------------------------------------------------------

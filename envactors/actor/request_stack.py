@@ -35,7 +35,7 @@ class InlineRequest(abc.ABC):
         index: The env whose code is running. A step of several envs changes it from env to env.
         is_nested: As above.
         thread: The identifier of the thread.
-        number: How many requests there were before it.
+        number: Its number among all requests of the stack, counted from 1.
     """
 
     def __init__(self, index: int, *, is_nested: bool) -> None:

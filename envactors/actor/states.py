@@ -28,7 +28,7 @@ class ActorStats:
             that the library makes itself, such as replays, snapshots, and orders to run a part of a rollout.
         failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort, or that no process will run,
             since the actor is closed or dead, or their own process is gone. Those that a replay has made good do not
-            count.
+            count. A few requests of the library do, such as the one that saves the state of an env.
         restarts: Processes that replaced a lost one.
         restart_in: Seconds until the next one starts, by the backoff of `RestartPolicy`; None unless that is awaited.
         stale: Messages that were dropped: replies that matched no running call, and all of a former process.

@@ -19,7 +19,7 @@ RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
 
 
 class RolloutEngine(abc.ABC):
-    """Runs the rollouts of a vector. It is used only once `set_policy` has succeeded.
+    """Runs the rollouts of a vector. Until `set_policy` has succeeded, only that and the repair of actors use it.
 
     Args:
         engine: Steps the envs.

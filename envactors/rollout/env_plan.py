@@ -12,8 +12,9 @@ Caller and worker decide in turns, by the same rules:
     a failed one              the caller, which writes KIND_TRUNCATED          the fate of the env
     in-process                the caller, with `next_kind`, each step          flags and seeds in `Episodes`
 
-The worker writes the kinds of complete steps to the trajectory. The caller records them in `Episodes`, which arrives at
-the same next kind and seed as the worker's plan.
+The worker writes the kinds of complete steps to the trajectory. Within an episode it writes none: it has cleared them
+all before, and KIND_STEP is 0. The caller records them in `Episodes`, which arrives at the same next kind and seed as
+the worker's plan.
 
 For example, an order has five steps, with ``autoreset="next_step"`` and seeded episodes. The current episode has index
 7, and ends with step 2. Each line has the worker's plan before a step, and the boundary that it passes after it:

@@ -22,10 +22,11 @@ class Rollout(NamedTuple):
         starts: Whether an observation is the first of its episode; bool, shape (t, n).
         extras: Arrays that the policy returned besides the actions, by name; shape (t, n, ...). Zeros
             where it returned none.
-        last_obs: Observations after the last step; shape (n, ...) per leaf. Zeros for an env whose last step did not
-            run, since an error has ended the rollout.
+        last_obs: Observations after the last step; shape (n, ...) per leaf. Zeros, or None for leaves that are
+            objects, for an env whose last step did not run, since an error has ended the rollout.
         infos: ``(step, env id, info)`` of every step whose info is not empty.
-        failures: ``(step, env id, exception)`` of every step whose env raised or crashed.
+        failures: ``(step, env id, exception)`` of every step whose env raised or crashed, or whose actor could not run
+            it.
         policy_version: How often the user had given parameters since `VectorEnv.set_policy`; int64, one per actor.
         valid: Whether the row is a step; False for resets, repeats, failed steps, and rows that did not run; bool,
             shape (t, n).

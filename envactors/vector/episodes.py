@@ -56,6 +56,8 @@ INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the
 #                                                                                       a last result
 #     disable_reset_checks                clears
 #
+# Without `checks_resets`, neither the end of an episode nor `restore` sets NEEDS_RESET.
+#
 # `seed_episodes` sets SEEDED. Nothing clears it. A reset clears RETIRING, except a reset in a call of `record_sequence`
 # that sets it: the worker of a rollout does not stop there, and its process is replaced before a later reset.
 
@@ -75,7 +77,7 @@ class Episodes:
         flags: The state of each env's episode, and which of the flags above apply to the env.
         no_flags: The value of ``flags`` while no env has one.
         awaits_autoreset: Whether the next step of an env resets it, by autoreset.
-        finished: How many episodes of each env have ended.
+        finished: How many episodes of each env a step has ended. Those that a failure has cut off do not count.
         root_seeds: The seed of each env's last seeded reset.
         next_seeds: The seed of each env's next reset; None if episodes are not seeded.
         failed_resets: How many resets in answer to each env's request have failed.
@@ -179,7 +181,7 @@ class Episodes:
         self.record_sequence(index, bytes([ends]), bytes([is_reset]))
 
     def record_bare_step(self, index: int) -> None:
-        """Record a step of an env without flags that has not ended its episode."""
+        """Record a step that has not ended its episode, of an env that has no flag which `record` would clear."""
         self._steps_beside[index] += 1
 
     def record_end_without_reset(self, index: int) -> None:

@@ -100,8 +100,9 @@ class VectorOptions(CommonOptions, total=False):
             in the caller, in order, and their deadlines count from their start.
         seed_episodes: True to give each reset without a seed an individual seed, so that an episode depends on nothing
             before it: ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])`` for episode ``e`` since the
-            reset with the seed ``s`` (a random ``s`` if there was none). ``info["episode_seed"]`` of each reset is the
-            seed, and a replay never reaches back beyond the current episode.
+            reset with the seed ``s`` (a random ``s`` if there was none). Episode 0 has ``s`` itself.
+            ``info["episode_seed"]`` of each reset is the seed, and a replay never reaches back beyond the current
+            episode.
         snapshot: Functions that read and write the state of an env, for ``snapshot()`` and ``restore()``. With
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
         copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
