@@ -162,9 +162,7 @@ def decide(
         has_result: Whether the env has returned anything yet.
     """
     needs_reset = facts.user_called_reset or autoreset.resets_within_step or not has_result
-    may_reset = facts.failed_resets < facts.most_failures
-    if_answered = EnvFate.TRUNCATE if not needs_reset else EnvFate.RESET if may_reset else EnvFate.FAIL
-    fate = _choose_fate(loss, facts, on_failure, if_answered)
+    fate = _choose_fate(loss, facts, on_failure, needs_reset=needs_reset)
     # A crash in `reset(seed=7)`: the next process tries seed 7 once more, since something else may have ended the first
     # one. If that fails, too, the third derives another seed. Under "replay", a REDO was the second try already. A
     # failure for which the inputs are not to blame does not use up the try with the user's seed.
@@ -183,10 +181,11 @@ def decide(
     )
 
 
-def _choose_fate(loss: RequestLoss, facts: RequestFacts, on_failure: OnFailure, if_answered: EnvFate) -> EnvFate:
-    """Choose the fate of a request; ``if_answered`` if the vector has to answer it itself.
+def _choose_fate(loss: RequestLoss, facts: RequestFacts, on_failure: OnFailure, *, needs_reset: bool) -> EnvFate:
+    """Choose the fate of a request.
 
-    The first of these that applies: no process will follow; it can run again; failures are raised; it is answered.
+    The first of these that applies: no process will follow; it can run again; failures are raised; the vector answers
+    it, with the result of a reset if it ``needs_reset``.
     """
     if not loss.may_continue:
         return EnvFate.FAIL
@@ -198,6 +197,8 @@ def _choose_fate(loss: RequestLoss, facts: RequestFacts, on_failure: OnFailure, 
         runs_again = facts.can_retry and loss.reason is not EndReason.ABORT
     if runs_again:
         return EnvFate.REDO
-    if on_failure != "raise":
-        return if_answered
-    return EnvFate.REPORT if loss.cause is Cause.RAN and not loss.episode_is_over else EnvFate.FAIL
+    if on_failure == "raise":
+        return EnvFate.REPORT if loss.cause is Cause.RAN and not loss.episode_is_over else EnvFate.FAIL
+    if not needs_reset:
+        return EnvFate.TRUNCATE
+    return EnvFate.RESET if facts.failed_resets < facts.most_failures else EnvFate.FAIL
