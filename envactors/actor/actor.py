@@ -395,7 +395,7 @@ class Actor(ActorBase):
             if kind == Kind.LOGGED:
                 self.runtime.log(functools.partial(handle_record, payload))
             elif incarnation != self.process.incarnation:
-                self.jobs.stale += 1
+                self.jobs.record_stale()
             elif kind in _REPLIES and self.phase is LIVE and is_of_job:
                 self.spin.complete(time.monotonic())
                 self.jobs.on_reply(frame)
@@ -405,10 +405,10 @@ class Actor(ActorBase):
                 job.on_reply_piece(frame)
             elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
                 self._on_start_reply(frame)
-            else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
-                self.jobs.stale += call_id != self.process.close_id
+            elif call_id != self.process.close_id:  # after the reply to a close, finalizers of the envs may still run
+                self.jobs.record_stale()
         except (ChannelCorruptError, struct.error) as error:
-            self.jobs.running = job  # it fails with the worker
+            self.jobs.restore_running(job)  # it fails with the worker
             if worker is not None:
                 worker.kill_corrupted(f"in its channel {error}")
 
@@ -430,9 +430,9 @@ class Actor(ActorBase):
 
     def _start_next_process(self) -> None:
         """Start the next process: that of a ready standby, else a new one."""
-        incarnation = self.process.incarnation
-        if self.process.launched_at > 0.0:  # the actor was not killed before its first start
-            incarnation += 1
+        process = self.process
+        # An actor that was killed before its first start has begun no process yet.
+        incarnation = process.incarnation + 1 if process.launched_at > 0.0 else process.incarnation
         self._start_process(incarnation, self.starter.take_standby(0.0))
 
     def _start_process(self, incarnation: int, standby: Worker | None = None) -> None:

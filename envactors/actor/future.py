@@ -329,9 +329,10 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         while self._condition.unnotified:
             waiter = self._condition.unnotified.pop()
             outcome = self._outcome  # a thread that reads it sets this to None
+            is_failure = outcome.is_failure if outcome is not None else self._exception is not None
             if self._condition.state == _CANCELED:
                 waiter.add_cancelled(self)
-            elif self._exception is not None if outcome is None else outcome.is_failure:
+            elif is_failure:
                 waiter.add_exception(self)
             else:
                 waiter.add_result(self)

@@ -299,9 +299,9 @@ def method_name(method: str | Callable[..., Any]) -> str:
         return public_name(method)
     owner, _, name = getattr(method, "__qualname__", "").rpartition(".")
     is_bound = getattr(method, "__self__", None) is not None
-    is_of_class = owner and not owner.endswith("<locals>")
-    has_name = name.isidentifier() and name == getattr(method, "__name__", None)  # a lambda has none
-    if not callable(method) or isinstance(method, type) or is_bound or not (is_of_class and has_name):
+    is_of_class = owner and not owner.endswith("<locals>") and name == getattr(method, "__name__", None)
+    is_lambda = not name.isidentifier()
+    if not callable(method) or isinstance(method, type) or is_bound or is_lambda or not is_of_class:
         raise TypeError(
             f"cannot call {method!r} in an actor: expected a method of the env's class, as in "
             "actor.call(Counter.add, 1), or the name of a method, as in actor.call('add', 1)"

@@ -103,6 +103,10 @@ class JobQueue:
         """Count calls, steps, and resets that have failed without the end of a job."""
         self.failed += count
 
+    def record_stale(self) -> None:
+        """Count a message that was dropped."""
+        self.stale += 1
+
     def record_replay(self, seconds: float) -> None:
         """Count a replay that took this time."""
         self.replays += 1
@@ -205,6 +209,10 @@ class JobQueue:
         else:
             self.enqueue(job, first=True)
         self.dispatch()
+
+    def restore_running(self, job: Job | None) -> None:
+        """Take back the end of a job, since its reply is corrupt."""
+        self.running = job
 
     def end(self, job: Job) -> None:
         """End a job that has no reply, and start the next one."""

@@ -144,10 +144,11 @@ def make_actor(
     pickled = [pickle_argument(f"the factory of {who}", as_callable(one, who), actor=name) for one in factories]
     functions = None if snapshot is None else pickle_argument(repr(snapshot), (snapshot.get, snapshot.set), actor=name)
     resolved = backends.resolve(backend)
+    is_inline = resolved.traits.is_inline
     variables = as_env_vars(env_vars, first)
     if variables and not resolved.traits.can_kill:
         raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
-    registrations: tuple[list[bytes], list[bytes]] = ([], []) if resolved.traits.is_inline else registry.collect()
+    registrations: tuple[list[bytes], list[bytes]] = ([], []) if is_inline else registry.collect()
     start = Start(name, first, pickled, registrations, None, has_journal, levels_of_loggers(), seed_episodes, functions)
     if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
         raise SerializationError(
@@ -158,7 +159,6 @@ def make_actor(
         )
     wanted = as_deadlines(deadlines)
     enforced = wanted if resolved.traits.can_kill else Deadlines(start=None, close=wanted.close, slow=wanted.slow)
-    is_inline = resolved.traits.is_inline
     crashes = None if crash_dir is None else CrashReporter(crash_dir, start, variables, enforced, is_inline=is_inline)
     config = ActorConfig(
         name=name,
@@ -171,7 +171,7 @@ def make_actor(
         lock=lock or ChangeLock(),
         **settings,
     )
-    actor: ActorBase = InlineActor(config) if resolved.traits.is_inline else Actor(config)
+    actor: ActorBase = InlineActor(config) if is_inline else Actor(config)
     if first == 0:  # the other actors of a vector have the same settings
         actor.warn_of_deadlines(wanted.call, wanted.step, wanted.reset, wanted.policy)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))

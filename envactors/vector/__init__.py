@@ -49,7 +49,7 @@ Where each fact about an env is, who changes it, and who reads it (methods witho
     the last result               LastRows.ops, incarnations, contents     methods of LastRows            RowReader
     the state of the episode      Episodes.flags                           methods of Episodes            EnvTable
       the next step is a reset    Episodes.awaits_autoreset                methods of Episodes            write_requests
-      its resets have failed      Episodes.failed_resets                   methods of Episodes, withdraw  Episodes
+      its resets have failed      Episodes.failed_resets                   methods of Episodes            Episodes
     the process of the actor      ActorProcess.incarnation                 the actor                      everyone
       as the rows know it         Rows.incarnations                        begin_process                  Rows.post
 

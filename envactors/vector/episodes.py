@@ -278,6 +278,10 @@ class Episodes:
             self.advance_seed(index)
         return decision
 
+    def forget_failed_resets(self, index: int) -> None:
+        """Forget how many resets have failed in answer to a request, since it was canceled."""
+        self.failed_resets[index] = 0
+
     def renewal_reason(self, ids: Iterable[int], reset_ids: Container[int] = ()) -> str:
         """Return why the process of envs must be replaced before their next requests; empty if it stays.
 

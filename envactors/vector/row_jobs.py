@@ -233,9 +233,10 @@ class RowsJob(Job):
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.rows.is_complete(index)]
         progress = page.progress()
         index = self._indices.start + progress.position
+        call_id = progress.call_id
         # Env code may have overwritten the position. The worker may also have completed that step, but too late: then
         # it is among the unfinished ones, and does not run.
-        if index in ids and table.rows.completed[index] != progress.call_id == table.rows.call_ids[index]:
+        if index in ids and table.rows.call_ids[index] == call_id and table.rows.completed[index] != call_id:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started_at=progress.since, method=method)

@@ -122,6 +122,7 @@ class RowReader:
 
     def _copy(self, index: int, op: int, content: bytes | memoryview | None, incarnation: int) -> RowResult:
         slab, cell = self._slab, (op & BUFFER, index)
+        # Unlike `cell`, this index gives an array even for a leaf that is one number.
         leaves = [None if array is None else array[op & BUFFER, index, ...].copy()[()] for array in slab.observations]
         if op & TRUNCATED:
             zero = zeros(self._reward_spec)

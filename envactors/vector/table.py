@@ -397,7 +397,7 @@ class EnvTable:
         """Make an env idle whose request was canceled in the queue, so that it is not retried."""
         self.set_idle([index])
         self.journals.flushed(index).forget_crash()
-        self.episodes.failed_resets[index] = 0
+        self.episodes.forget_failed_resets(index)
 
     def miss_deadline(self, index: int) -> None:
         """Ignore the result of a posted env until its process has ended."""
