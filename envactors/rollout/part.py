@@ -329,8 +329,12 @@ class RolloutPart(Job):
         self.envs.write_rows()
         self._terms.last_errors.update(self.envs.errors_to_raise)
         self._stage = "ended"
-        on_end, self._on_end = self._on_end, lambda: None  # the rollout is freed with its futures, not with its parts
-        on_end()
+        self._tell_rollout()
         if self._has_other_parts:
             self._renew_if_due(first=True)
         self._group.queue_saves()
+
+    def _tell_rollout(self) -> None:
+        """Tell the rollout that the part has ended, and forget it: it is freed with its futures, not with its parts."""
+        on_end, self._on_end = self._on_end, lambda: None
+        on_end()

@@ -75,9 +75,10 @@ class RolloutEnvs:
         self._plans: dict[int, EnvPlan] = {}
         # The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         self._incarnations: dict[int, int] = dict.fromkeys(group.indices, 0)
-        # Contents that are not in the trajectory, by (step, env): step 0 has that of the result before the rollout, and
-        # step ``t + 1`` that of step ``t``, if it was too large, or if a truncation repeats an earlier one.
-        self._contents: dict[tuple[int, int], bytes | None] = {}
+        # Contents that are not in the trajectory, by the step before which they are the last ones, and by env: step 0
+        # has that of the result before the rollout, and step ``t + 1`` that of step ``t``, if it was too large, or if a
+        # truncation repeats an earlier one.
+        self._contents_before: dict[tuple[int, int], bytes | None] = {}
 
     @property
     def trajectory(self) -> Trajectory:
@@ -97,7 +98,7 @@ class RolloutEnvs:
         self.trajectory.starts[0, mine] = last_rows.are_first(mine)
         for last, array in self._observations():
             array[0, mine] = last[last_rows.buffers(mine), self.indices]
-        self._contents = {(0, index): last_rows.contents[index] for index in self.indices}
+        self._contents_before = {(0, index): last_rows.contents[index] for index in self.indices}
 
     def write_rows(self) -> None:
         """Copy the last results to the rows of the envs. To do that again changes nothing.
@@ -127,17 +128,17 @@ class RolloutEnvs:
     def content_before(self, step: int, index: int) -> bytes | None:
         """Return the content of the result whose observation is the one before a step."""
         if step == 0:
-            return self._contents[0, index]
+            return self._contents_before[0, index]
         trajectory, cell = self.trajectory, self.trajectory.cell(step - 1, index)
         encoding = trajectory.info_encoding[cell]
         if encoding == INLINE_INFO:
             return bytes(trajectory.inline_info(cell))
-        return None if encoding == PLAIN else self._contents.get((step, index))
+        return None if encoding == PLAIN else self._contents_before.get((step, index))
 
     def add_large_content(self, cell: int, content: bytes) -> None:
         """Keep a content that does not fit into its cell."""
         step, index = divmod(cell, self.trajectory.layout.envs)
-        self._contents[step + 1, index] = content
+        self._contents_before[step + 1, index] = content
 
     # Accepted steps --------------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class RolloutEnvs:
         trajectory.kinds[step, index] = KIND_TRUNCATED
         content = None if trajectory.has_all_leaves else self.content_before(step, index)
         trajectory.info_encoding[trajectory.cell(step, index)] = PLAIN if content is None else OVERFLOW
-        self._contents[step + 1, index] = content
+        self._contents_before[step + 1, index] = content
         self._incarnations[index] = incarnation
         self._reset_after_failure.discard(index)
         trajectory.steps_written[index] = self.accepted_steps[index] = step + 1
