@@ -62,18 +62,18 @@ class EnvRunner:
         self.observed: npt.NDArray[Any] | None = self._views[0] if is_one_array else None
         # The array that ``observed`` is a view of.
         self._array = array = trajectory.observations[0] if is_one_array else None
-        # The memory of plain results, if there may be some: all observations as one sequence of numbers, how many
+        # The memory of fast results, if there may be some: all observations as one sequence of numbers, how many
         # numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape, in half of NumPy's
         # time.
-        self._plain_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
-        may_be_plain = layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
-        if may_be_plain and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":
+        self._fast_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
+        may_be_fast = layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
+        if may_be_fast and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":
             numbers, rewards = array.reshape(-1).data, trajectory.rewards.reshape(-1).data
-            self._plain_results = numbers, array.shape[2], rewards
+            self._fast_results = numbers, array.shape[2], rewards
         # The actions of all steps if they are one array and come without extras; else None.
-        self._plain_actions: npt.NDArray[Any] | None = None
+        self._fast_actions: npt.NDArray[Any] | None = None
         if isinstance(layout.action, ArraySpec) and not layout.extras:
-            self._plain_actions = trajectory.actions[0][:, mine]
+            self._fast_actions = trajectory.actions[0][:, mine]
 
     # The policy ------------------------------------------------------------------------------------------
 
@@ -88,11 +88,11 @@ class EnvRunner:
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
         """Write what the policy has returned; see `envactors.rollout.policy.write_output`."""
-        plain = self._plain_actions
-        if plain is None or type(output) is not np.ndarray:
+        fast = self._fast_actions
+        if fast is None or type(output) is not np.ndarray:
             return write_output(self.trajectory, self.envs, step, output)
-        if output.dtype == plain.dtype and output.shape == plain.shape[1:]:
-            plain[step] = output  # in a tenth of the time
+        if output.dtype == fast.dtype and output.shape == fast.shape[1:]:
+            fast[step] = output  # in a tenth of the time
             return None
         return write_output(self.trajectory, self.envs, step, output)
 
@@ -103,15 +103,15 @@ class EnvRunner:
 
         If an env raises, the others still take this step, as in `envactors.worker.env_rows`.
 
-        Results are written at two places. Most results are *plain*: an array of numbers, a float, and a dict, without a
+        Results are written at two places. Most results are *fast*: an array of numbers, a float, and a dict, without a
         reset within the step. This loop writes them, since one call more per step makes rollouts of light envs 7 %
-        slower. `_write_result` writes all others. The loop may fail to write a plain result, since the observation must
+        slower. `_write_result` writes all others. The loop may fail to write a fast result, since the observation must
         be converted or does not fit. By then, the observation, reward, and info may be written, but the plan has not
         passed the boundary. `_write_result` then writes all of them again, or raises. Both keep to these rules:
 
         - A step counts as done after its observation, reward, info, and boundary are written.
         - The plan passes a boundary after everything that may raise. So it passes each one once.
-        - Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no plain results.
+        - Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
 
         Args:
             order: The order.
@@ -124,9 +124,9 @@ class EnvRunner:
         page, forks, now, trajectory = self._page, context.forks, time.monotonic, self.trajectory
         counters, times, count = page.counters, page.times, trajectory.layout.envs
         steps_written = self._steps_written
-        plain = None if page.is_timing else self._plain_results
-        if plain is not None:
-            numbers, width, rewards = plain
+        fast = None if page.is_timing else self._fast_results
+        if fast is not None:
+            numbers, width, rewards = fast
         action = trajectory.layout.action
         copies_action = isinstance(action, ArraySpec) and bool(action.shape)
         due: list[tuple[HostedEnv, EnvPlan]] = []
@@ -152,12 +152,12 @@ class EnvRunner:
                     else:
                         self._repeat(hosted, step)
                         continue
-                    # The plain path.
-                    if plain is not None and type(result) is tuple and len(result) == 5:
+                    # The fast path.
+                    if fast is not None and type(result) is tuple and len(result) == 5:
                         obs, reward, terminated, truncated, info = result
                         is_boundary = terminated or truncated or kind == KIND_RESET
-                        is_plain = isinstance(reward, float) and type(info) is dict
-                        if is_plain and not (is_boundary and plan.resets_within_step):
+                        is_fast = isinstance(reward, float) and type(info) is dict
+                        if is_fast and not (is_boundary and plan.resets_within_step):
                             cell = step * count + index
                             at = (cell + count) * width
                             try:
@@ -172,7 +172,7 @@ class EnvRunner:
                                 pass  # the observation, reward, and info are written again
                             else:
                                 continue
-                    # All other results, and plain ones that could not be written.
+                    # All other results, and fast ones that could not be written.
                     self._write_result(hosted, plan, step, result)
                 except BaseException as error:
                     has_raised = True
@@ -186,7 +186,7 @@ class EnvRunner:
     def _begin(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
         """Return the envs with their plans, and prepare the trajectory and object leaves for the steps of an order.
 
-        An ended process may have left flags of the steps to come. They are cleared, since plain results write none.
+        An ended process may have left flags of the steps to come. They are cleared, since fast results write none.
         """
         plans = [EnvPlan(*fields) for fields in order.plans]
         planned = list(zip(self._server.host.hosted_envs, plans, strict=True))
