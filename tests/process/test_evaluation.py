@@ -155,7 +155,7 @@ def test_an_episode_that_always_fails_ends_the_evaluation(env, on_failure):
     restart = ea.RestartPolicy(max_restarts=5, backoff=0.0)
     with ea.VectorEnv([Walk, env], on_failure=on_failure, restart=restart) as envs:
         envs.set_policy(make_policy)
-        with pytest.raises(Exception, match="never"):
+        with pytest.raises(ea.VectorStepError, match="never"):
             envs.evaluate(4)
         with pytest.raises(ea.VectorInputError, match="needs a reset first"):
             envs.step([0, 0])
