@@ -279,7 +279,7 @@ class Episodes:
         return decision
 
     def forget_failed_resets(self, index: int) -> None:
-        """Forget how many resets have failed in answer to a request, since it was canceled."""
+        """Forget how many resets have failed in answer to a request, since it was canceled or interrupted."""
         self.failed_resets[index] = 0
 
     def renewal_reason(self, ids: Iterable[int], reset_ids: Container[int] = ()) -> str:

@@ -343,7 +343,7 @@ class InlineEngine(Engine):
         for interrupted in self._running_requests:
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
-            self.episodes.failed_resets[interrupted.index] = 0  # it may have been in a retry; the others have no count
+            self.episodes.forget_failed_resets(interrupted.index)  # it may have been in a retry; the others have none
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_requests.clear()
