@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from envactors.backends.output import Output
 from envactors.mailbox.control_page import NO_SPIN, TIMED, ControlPage
@@ -58,6 +58,10 @@ class Stacks(Protocol):
         """Wait at most this long and return the stacks, or a line that says why there are none."""
 
 
+# Errors of `RowMemory` if there is too little memory, or the size is more than the system can address.
+MEMORY_ERRORS: Final = (OSError, MemoryError, ValueError, OverflowError)
+
+
 class RowMemory(ABC):
     """The memory of a vector's slab. The parent creates it, and each worker opens it."""
 
@@ -66,9 +70,7 @@ class RowMemory(ABC):
         """Allocate the memory and return a slab of zeros in it.
 
         Raises:
-            OSError: There is not enough memory.
-            ValueError: The size is more than the system can address.
-            OverflowError: Likewise.
+            Exception: There is not enough memory: one of `MEMORY_ERRORS`.
         """
 
     @abstractmethod
@@ -82,7 +84,7 @@ class RowMemory(ABC):
             The place, by which workers open the region, and the region.
 
         Raises:
-            OSError: There is not enough memory.
+            Exception: There is not enough memory: one of `MEMORY_ERRORS`.
         """
 
     def publish(self, place: tuple[int, int]) -> None:

@@ -60,10 +60,11 @@ class InlineRolloutEngine(RolloutEngine):
         self.check_free()
         self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         self._engine.check_open(self._engine.all_envs, "rollout")
-        if (pickled := self._pickle_parameters(parameters)) is not None:
+        pickled = self._pickle_parameters(parameters)
+        buffer = TrajectoryBuffer(self._layout._replace(steps=steps), ThreadMemory())
+        if pickled is not None:
             self._pickled, self._arrays = pickled[0], [bytes(array) for array in pickled[1]]  # views are read-only
             self._version += 1
-        buffer = TrajectoryBuffer(self._layout._replace(steps=steps), ThreadMemory())
         shares = [[policy] for policy in self._policies] if each else [self._policies]
         futures = [self._run(buffer, policies) for policies in shares]
         self._layout = buffer.trajectory.layout

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from envactors.actor.change import ChangeLock
-from envactors.backends.base import RowMemory
+from envactors.backends.base import MEMORY_ERRORS, RowMemory
 from envactors.errors import VectorEnvError
 from envactors.rollout.messages import Parameters
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
@@ -62,7 +62,7 @@ class TrajectoryBuffer:
             for index, size in enumerate(Trajectory(layout).sizes):
                 if size and self._regions[index] is None:
                     self._regions[index] = Region(*self._memory.extend(size))
-        except (OSError, MemoryError, ValueError, OverflowError) as error:
+        except MEMORY_ERRORS as error:
             text = f"there is too little memory for {layout.steps} steps of a rollout ({error}): use fewer steps"
             raise VectorEnvError(text) from error
         self.places: RegionPlaces = tuple(region and region.place for region in self._regions)
@@ -82,7 +82,7 @@ class TrajectoryBuffers:
           │ take
         taken    a start writes nothing to it yet; if the start fails, its rollout is freed, and so is the buffer
           │ begin
-        last     of all buffers; its rollout writes to it, or has ended
+        last     begun with; its rollout writes to it, or has ended
           │ begin, of another buffer
         held     until its rollout was freed; then it is free
 
@@ -94,23 +94,24 @@ class TrajectoryBuffers:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        # Buffers that no rollout has begun with come first; the others follow in the order of their last `begin`.
         self._buffers: list[TrajectoryBuffer] = []
+        # The one that a rollout has begun with last; None before the first.
+        self._last: TrajectoryBuffer | None = None
 
     def take(self, layout: TrajectoryLayout, holder: object) -> TrajectoryBuffer:
         """Return a free buffer, which is held until its rollout, the holder, was freed.
 
         Without copies, a result is valid until the next rollout but one begins, also after it was read. So the last
-        buffer is not free, even if nobody holds it.
+        buffer that a rollout has begun with is not free, even if nobody holds it.
 
         Raises:
             VectorEnvError: There is too little memory.
         """
-        free = (each for each in self._buffers[:-1] if each.trajectory.layout == layout and not each.is_held)
-        buffer = next(free, None)
+        unused = [each for each in self._buffers if not (each is self._last or each.is_held)]
+        buffer = next((each for each in unused if each.trajectory.layout == layout), None)
         if buffer is None:
             buffer = TrajectoryBuffer(layout, self._memory)
-            self._buffers = [buffer, *self._buffers]
+            self._buffers.append(buffer)
         buffer.holder = weakref.ref(holder)
         return buffer
 
@@ -120,6 +121,7 @@ class TrajectoryBuffers:
         buffer.trajectory.counts[:] = 0
         others = [each for each in self._buffers if each is not buffer]
         self._buffers = [each for each in others if each.is_held or each.trajectory.layout == layout] + [buffer]
+        self._last = buffer
 
 
 def pickle_parameters(parameters: Any) -> tuple[bytes, list[memoryview]]:
@@ -197,7 +199,7 @@ class ParameterStore:
         free = [region for region in self._regions if region.place not in places and region.place[1] >= size]
         try:
             region = free.pop() if free else Region(*self._memory.extend(size))
-        except (OSError, MemoryError) as error:
+        except MEMORY_ERRORS as error:
             text = f"there is too little memory for {size} bytes of parameters ({error}): use smaller ones"
             raise VectorEnvError(text) from error
         self._regions = [*used, *free]

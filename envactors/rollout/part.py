@@ -221,9 +221,10 @@ class RolloutPart(Job):
         for key, content in packing.unpack(frame.payload):
             if key == STEPS and self._is_remote:
                 self.envs.trajectory.unpack(self.envs.indices, content)
-            elif key == RAISED and self._late is None:
-                load_message(self._record_raised, content)
-            else:
+            elif key == RAISED:
+                if self._late is None:
+                    load_message(self._record_raised, content)
+            else:  # the cell of an info
                 self.envs.add_large_content(key, bytes(content))
 
     def on_reply(self, frame: Frame) -> bool:

@@ -10,7 +10,7 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView, send_request
 from envactors.actor.spawn import make_actor
-from envactors.backends.base import Backend, RowMemory
+from envactors.backends.base import MEMORY_ERRORS, Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError, VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Describe, Description, Kind
@@ -155,7 +155,7 @@ def build_row_engine(
     layout = Layout(*values, reward if is_plain_reward else None, count)
     try:
         slab, infos = memory.create(layout)
-    except (OSError, MemoryError, ValueError, OverflowError) as error:
+    except MEMORY_ERRORS as error:
         raise VectorEnvError(
             f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
             "envs, or give the process more memory"

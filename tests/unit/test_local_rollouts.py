@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import envactors as ea
+from envactors.backends.thread import ThreadMemory
 from envactors.rollout import memory
 
 
@@ -166,6 +167,26 @@ def test_parameters_that_are_rejected_leave_the_memory_of_an_earlier_rollout_for
         assert len(made) == before
 
 
+def test_a_first_rollout_that_is_refused_leaves_its_memory_for_the_next_one(monkeypatch):
+    made = []
+    make, extend = memory.TrajectoryBuffer.__init__, ThreadMemory.extend
+
+    def extend_by_less_than_24(self, size):
+        if size == 24:
+            raise ValueError("more than the system can address")
+        return extend(self, size)
+
+    monkeypatch.setattr(memory.TrajectoryBuffer, "__init__", lambda *args: (made.append(1), make(*args))[1])
+    monkeypatch.setattr(ThreadMemory, "extend", extend_by_less_than_24)
+    with ea.VectorEnv([Env], backend="thread") as envs:
+        envs.reset(seed=0)
+        envs.set_policy(Weighing)
+        with pytest.raises(ea.VectorEnvError, match="too little memory for 24 bytes of parameters"):
+            envs.rollout(2, [np.ones(3)])
+        envs.rollout(2)
+        assert len(made) == 1
+
+
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_repeats_count_as_complete_steps(backend, monkeypatch):
     made = []
@@ -315,6 +336,18 @@ def test_too_little_memory_is_the_error_that_a_constructor_raises(backend):
         with pytest.raises(ea.VectorEnvError, match="there is too little memory for"):
             envs.rollout(10**18)
         assert envs.rollout(1).valid.all()
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_rollout_that_has_too_little_memory_does_not_change_the_parameters(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(Weighing)
+        envs.rollout(1, [np.ones(1)])
+        with pytest.raises(ea.VectorEnvError, match="there is too little memory for"):
+            envs.rollout(10**18, [np.ones(2)])
+        rollout = envs.rollout(1)
+        assert (rollout.policy_version.tolist(), rollout.actions.tolist()) == ([1], [[1]])
 
 
 @pytest.mark.parametrize("on_failure", ["raise", "renew"])

@@ -15,10 +15,12 @@ from interleaving import StoppingThread
 from interrupting import interrupt
 
 import envactors as ea
+from envactors.mailbox import packing
 from envactors.mailbox.control_page import FINISHED, METHOD_POLICY, METHOD_STEP
-from envactors.mailbox.messages import Kind
+from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps
 from envactors.rollout import part
+from envactors.rollout.messages import RAISED
 from envactors.vector.episodes import NEEDS_RESET, RETIRING
 from envactors.vector.table import IDLE
 
@@ -482,6 +484,21 @@ def test_a_step_that_misses_its_deadline(stages):
         future.result(SOON)
     assert isinstance(caught.value.failures[0], ea.ActorTimeoutError)
     stage.reset()
+
+
+def test_an_exception_after_a_missed_deadline_is_dropped(stages, monkeypatch):
+    stage = make(stages, 1)
+    future = stage.envs.rollout_async(3)
+    job = stage.actor().jobs.running
+    contents = []
+    monkeypatch.setattr(job.envs, "add_large_content", lambda *content: contents.append(content))
+    with stage.actor().lock:
+        job.on_late(job.activity())
+        job.on_reply_piece(Frame(Kind.OVERFLOW, 0, job.call_id, packing.pack([(RAISED, dumps((0, 0)))])))
+    stage.crash()
+    stage.run()
+    assert isinstance(future.exception(SOON), ea.VectorStepError)
+    assert contents == []
 
 
 def test_without_restarts_a_crash_ends_the_rollout(stages):
