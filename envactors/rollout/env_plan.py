@@ -3,6 +3,7 @@
     an episode runs        KIND_STEP
     a reset is due         KIND_RESET    by autoreset or, in `RolloutEnvs`, after a failure
     the episode is over    KIND_REPEAT   and nothing resets the env before the end of the rollout
+                           KIND_STEP     likewise, if the vector does not check resets: the env decides about the step
 
 Caller and worker decide in turns, by the same rules:
 
@@ -36,7 +37,6 @@ from envactors.mailbox.messages import episode_seed
 
 if TYPE_CHECKING:  # workers do not import it
     from envactors.vector.episodes import Episodes
-    from envactors.vector.options import AutoresetRules
 
 # Kinds of steps. `KIND_STEP` and `KIND_RESET` are also the flags by which `Episodes.record_sequence` and
 # `Journal.record_steps` tell resets from steps.
@@ -46,11 +46,11 @@ KIND_REPEAT: Final = 2  # the last observation was repeated
 KIND_TRUNCATED: Final = 3  # the env failed: the row has its last observation, or that of a reset in the next process
 
 
-def kind_after_end(rules: AutoresetRules) -> int:
-    """Return the kind of the step after the end of an episode."""
-    if rules.needs_reset_after_end:
+def kind_after_end(episodes: Episodes) -> int:
+    """Return the kind of the step after the end of an episode, as `next_kind` does once `Episodes` has recorded it."""
+    if episodes.autoreset.needs_reset_after_end and episodes.checks_resets:
         return KIND_REPEAT
-    return KIND_RESET if rules.resets_next_step else KIND_STEP  # a step, if that of the end has also reset the env
+    return KIND_RESET if episodes.autoreset.resets_next_step else KIND_STEP
 
 
 def next_kind(episodes: Episodes, index: int) -> int:
@@ -71,6 +71,7 @@ class EnvPlan:
         first_step: First step of the order for this env.
         kind: Kind of its next step.
         kind_after_end: Kind of the step after the end of an episode.
+        resets_within_step: Whether a step that ends an episode also resets the env.
         seed: Seed of its next reset; None lets the env choose.
         root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
         episode: Index of its next episode, which ``seed`` is for if episodes are seeded.
@@ -79,22 +80,20 @@ class EnvPlan:
     first_step: int
     kind: int
     kind_after_end: int
+    resets_within_step: bool
     seed: int | None
     root_seed: int | None
     episode: int
 
-    @property
-    def resets_within_step(self) -> bool:
-        """Whether a step that ends an episode also resets the env."""
-        return self.kind_after_end == KIND_STEP
-
-    def pass_boundary(self) -> None:
-        """Continue after a reset, or after the end of an episode. If the next episode has begun, the kind is a step."""
-        if self.kind == KIND_RESET or self.resets_within_step:
+    def pass_boundary(self) -> bool:
+        """Continue after a reset, or after the end of an episode; return whether the next episode has begun."""
+        has_begun = self.kind == KIND_RESET or self.resets_within_step
+        if has_begun:
             self.kind = KIND_STEP
             self.advance_seeds(1)
         else:
             self.kind = self.kind_after_end
+        return has_begun
 
     def advance_seeds(self, count: int) -> None:
         """Have episodes begin, which take the seeds of this plan one after the other."""
@@ -109,4 +108,5 @@ class EnvPlan:
 
     def fields(self) -> tuple[Any, ...]:
         """Return its attributes, which are pickled in a tenth of the time."""
-        return self.first_step, self.kind, self.kind_after_end, self.seed, self.root_seed, self.episode
+        rules = self.kind_after_end, self.resets_within_step
+        return self.first_step, self.kind, *rules, self.seed, self.root_seed, self.episode

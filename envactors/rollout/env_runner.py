@@ -243,8 +243,7 @@ class EnvRunner:
         trajectory.terminated[step, index] = bool(terminated)
         trajectory.truncated[step, index] = bool(truncated)
         trajectory.kinds[step, index] = plan.kind
-        plan.pass_boundary()
-        trajectory.starts[step + 1, index] = plan.kind == KIND_STEP
+        trajectory.starts[step + 1, index] = plan.pass_boundary()
 
     def _write_info(self, cell: int, info: Any, objects: list[Any]) -> None:
         """Write an info and the leaves that have no array.

@@ -189,8 +189,8 @@ class RolloutEnvs:
             root_seed = None if seed is None else episodes.root_seeds[index]
             if kind == KIND_RESET:
                 seed = episodes.seed_of_reset(index, table.rows.incarnations[index])
-            after_end, episode = kind_after_end(episodes.autoreset), episodes.episode_numbers[index]
-            self._plans[index] = EnvPlan(first_step, kind, after_end, seed, root_seed, episode)
+            rules = kind_after_end(episodes), episodes.autoreset.resets_within_step
+            self._plans[index] = EnvPlan(first_step, kind, *rules, seed, root_seed, episodes.episode_numbers[index])
         return [*self._plans.values()]
 
     def last_contents(self) -> list[bytes | None]:

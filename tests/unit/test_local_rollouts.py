@@ -11,6 +11,7 @@ import pytest
 
 import envactors as ea
 from envactors.backends.thread import ThreadMemory
+from envactors.integrations.access import VectorAccess
 from envactors.rollout import memory
 
 
@@ -197,6 +198,21 @@ def test_repeats_count_as_complete_steps(backend, monkeypatch):
         envs.set_policy(make_policy)
         assert envs.rollout(4).valid.sum(axis=0).tolist() == [4, 2]
     assert made[0].trajectory.steps_written.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_without_autoreset_and_without_checks_of_resets_the_env_decides_about_steps_after_the_end(backend):
+    with ea.VectorEnv([lambda: Env(length=2)], backend=backend, autoreset="disabled") as envs:
+        VectorAccess(envs).disable_reset_checks()
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        first, second = envs.rollout(5), envs.rollout(2)
+    assert first.obs.ravel().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert first.terminated.ravel().tolist() == [False, True, True, True, True]
+    assert first.starts.ravel().tolist() == [True, False, False, False, False]
+    assert second.obs.ravel().tolist() == [5.0, 6.0]
+    assert first.valid.all()
+    assert second.valid.all()
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
