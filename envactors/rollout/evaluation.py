@@ -75,18 +75,20 @@ class Evaluator:
         """Reset envs for their current episodes; return the envs whose reset failed."""
         self._sums[due] = self._lengths[due] = 0
         seeds = [self._engine.seed_of_episode(self._numbers[index]) for index in due]
+        failures: dict[int, BaseException] = {}
         failed: VectorStepError | None = None
         try:
             infos = dict(zip(due, self._reset(seeds, env_ids=due)[1], strict=True))
         except VectorStepError as error:
-            failed = error
+            failures, failed = error.failures, error
             infos = dict(zip(error.batch.env_ids.tolist(), error.batch.infos, strict=True))
-        for index, info in infos.items():
-            if (cause := failure_in(info)) is not None:
-                self._failures.append((self._numbers[index], cause))
-        failures = {} if failed is None else failed.failures
         for index, failure in failures.items():
             self._record_failure(index, failure, failed)
+        # After a failure, the vector has perhaps reset the env with another seed.
+        for index, info in infos.items():
+            if self._numbers[index] < self._episodes and (cause := failure_in(info)) is not None:
+                self._record_failure(index, cause, None)
+                failures[index] = cause
         return list(failures)
 
     def _run_rollout(self, parameters: Any) -> tuple[Rollout, VectorStepError | None]:

@@ -5,6 +5,7 @@ The output is the actions, or (actions, extras). It is checked here, on every ba
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch
+from envactors.mailbox.specs import ArraySpec, conform, flatten, reader, split_batch
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 
 # A generator, or a function that returns the generator of a step.
@@ -145,7 +146,7 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
 
 
 def actions_at(trajectory: Trajectory, step: int, envs: range) -> Any:
-    """Return the actions of some envs in a step, to be indexed by env."""
+    """Return the actions of a step, to be indexed by env: at least those of some envs."""
     action: Any = trajectory.layout.action
     if isinstance(action, ArraySpec):
         return trajectory.actions[0][step]
@@ -155,6 +156,12 @@ def actions_at(trajectory: Trajectory, step: int, envs: range) -> Any:
 
 def _split(action: Any, output: Any, count: int) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
     """Return the actions and the extras in the return value of a policy.
+
+    A pair whose second part is a dict is (actions, extras), unless it consists of actions:
+
+    - Actions are tuples, and the first part is neither a tuple nor a list: the pair is a batch, in which the second
+      part of the actions is a dict.
+    - Actions are dicts, and the first part is one action: there are two envs, and the pair has the action of each.
 
     Args:
         action: Spec of one env's action; None if it is not known.
@@ -167,7 +174,11 @@ def _split(action: Any, output: Any, count: int) -> tuple[Any, dict[str, npt.NDA
     if type(output) is not tuple or len(output) != 2 or not isinstance(output[1], dict):
         return output, {}
     if isinstance(action, tuple) and not isinstance(output[0], (tuple, list)):
-        return output, {}  # the actions themselves are a pair
+        return output, {}
+    if isinstance(action, dict) and count == 2 and output[1].keys() == action.keys():
+        with contextlib.suppress(SpaceMismatchError):
+            conform(action, output[0], "an action", is_exact=True)
+            return output, {}
     extras = {name: np.asarray(values) for name, values in output[1].items()}
     for name, values in extras.items():
         if values.shape[:1] != (count,):

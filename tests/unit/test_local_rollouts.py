@@ -115,6 +115,41 @@ def test_an_episode_that_always_fails_raises_a_step_error_with_the_results_of_th
     assert raised.value.batch.valid[0, 0]
 
 
+class Balky(Env):
+    """Its first resets with the first seed fail. Its rewards are its seeds."""
+
+    first_seed, failures_left = None, 0
+
+    def reset(self, *, seed=None, options=None):
+        if Balky.first_seed is None:
+            Balky.first_seed = seed
+        if seed == Balky.first_seed and Balky.failures_left:
+            Balky.failures_left -= 1
+            raise ValueError("not with this seed")
+        self.seed = seed
+        return super().reset()
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float(self.seed), *rest
+
+
+@pytest.mark.parametrize("left", [1, 2, 4, 5])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_reset_that_a_vector_has_repeated_with_another_seed_begins_no_episode_of_an_evaluation(backend, left):
+    Balky.first_seed, Balky.failures_left = None, left
+    restart = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
+    with ea.VectorEnv([Balky], backend=backend, on_failure="renew", restart=restart) as envs:
+        envs.set_policy(make_policy)
+        if left == 5:
+            with pytest.raises(ea.VectorStepError, match="not with this seed"):
+                envs.evaluate(1)
+            return
+        found = envs.evaluate(1)
+    assert found.returns.tolist() == [float(found.seeds[0]) * 5]
+    assert [(number, type(error)) for number, error in found.failures] == [(0, ValueError)] * ((left + 1) // 2)
+
+
 class Weighing:
     """A policy that chooses how many numbers it has loaded."""
 
@@ -409,6 +444,36 @@ class Teller:
         if context.step not in self.steps_by_env[int(context.env_ids[0])]:
             return actions
         return actions, {"value": np.full(len(obs), 7.0)}
+
+
+class Steered(Env):
+    """Its rewards are the parts of its actions, which are dicts."""
+
+    action_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Discrete(9))
+
+    def step(self, action):
+        return super().step(action["a"])
+
+
+def choose_one_by_one(obs, context):
+    return tuple({"a": 3 + i} for i in range(len(obs)))
+
+
+def choose_with_extras(obs, context):
+    actions = np.arange(3, 3 + len(obs))
+    return {"a": actions}, {"a": actions / 2.0}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("policy", [choose_one_by_one, choose_with_extras])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_pair_of_actions_that_are_dicts_has_no_extras(backend, policy, count):
+    with ea.VectorEnv([Steered] * count, backend=backend, envs_per_actor=count) as envs:
+        envs.set_policy(lambda: policy)
+        envs.reset(seed=0)
+        rollout = envs.rollout(2)
+    assert rollout.rewards.tolist() == [[3.0, 4.0, 5.0][:count]] * 2
+    assert rollout.extras.keys() == ({"a"} if policy is choose_with_extras else set())
 
 
 def test_room_for_the_extras_of_a_later_actor_keeps_actions_that_no_array_can_hold():
