@@ -10,7 +10,7 @@ import numpy.typing as npt
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, LazyOutcome
 from envactors.backends.thread import ThreadMemory
-from envactors.errors import VectorStepError
+from envactors.errors import VectorEnvError, VectorStepError
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten
 from envactors.rollout.assembly import ResultsWithoutArrays, assemble
@@ -118,17 +118,19 @@ class InlinePart:
         """Run the envs of the actor, until one raises.
 
         Raises:
-            Exception: Raised by the policy.
+            Exception: Raised by the policy, or because of its output.
         """
         buffer, envs, results = self._buffer, self._policy.envs, self._results
+        failures: dict[int, BaseException] = {}
         obs, starts = self._write_observations(0, envs)
         for step in range(buffer.trajectory.layout.steps):
             output = self._policy.choose(step, obs, starts)
             layout = write_output(buffer.trajectory, envs, step, output)
             if layout is not None:
-                buffer.add_room(layout)
-                write_output(buffer.trajectory, envs, step, output)
-            failures = self._run_envs(step, self._write_kinds(step))
+                failures = self._add_room(layout)
+                if not failures:
+                    write_output(buffer.trajectory, envs, step, output)
+            failures = failures or self._run_envs(step, self._write_kinds(step))
             if failures:
                 results.errors_to_raise.update(failures)
                 results.errors_by_step.update({(step, index): each for index, each in failures.items()})
@@ -136,6 +138,16 @@ class InlinePart:
                     self._write_observations(step + 1, range(index, index + 1))
                 return
             obs, starts = self._write_observations(step + 1, envs)
+
+    def _add_room(self, layout: TrajectoryLayout) -> dict[int, BaseException]:
+        """Make room for the output of the policy; return the errors of all envs if there is too little memory."""
+        envs = self._policy.envs
+        try:
+            self._buffer.add_room(layout)
+        except VectorEnvError as error:
+            (actor,) = (each for each in self._engine.actors if each.indices == envs)
+            return dict.fromkeys(envs, actor.errors.no_memory_for_results(Activity("rollout", envs.start), error))
+        return {}
 
     def _write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
@@ -172,24 +184,30 @@ class InlinePart:
         selection = engine.select(due)
         try:
             engine.start_steps(selection, [actions[index] for index in due], streams=True)
-            self._write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
+            batch, failures = engine.wait_for_results(selection, None, None, "rollout"), {}
         except VectorStepError as error:
-            self._write_results(step, error.batch)
-            return error.failures
-        except Exception as error:  # an actor is closed, or results do not fit into the trajectory
+            batch, failures = error.batch, error.failures
+        except Exception as error:  # an actor is closed
             return dict.fromkeys(due, error)
-        return {}
+        return {**failures, **self._write_results(step, batch)}
 
-    def _write_results(self, step: int, batch: Batch) -> None:
-        """Write the results of a step."""
-        ids, trajectory = batch.env_ids, self._buffer.trajectory
-        trajectory.rewards[step, ids] = batch.rewards
-        trajectory.terminated[step, ids] = batch.terminated
-        trajectory.truncated[step, ids] = batch.truncated
-        trajectory.steps_written[ids] = step + 1
-        for index, info in zip(ids.tolist(), batch.infos, strict=True):
+    def _write_results(self, step: int, batch: Batch) -> dict[int, BaseException]:
+        """Write the results of a step; return the errors of envs whose rewards do not fit into the trajectory."""
+        trajectory = self._buffer.trajectory
+        failures: dict[int, BaseException] = {}
+        columns = zip(*(column.tolist() for column in (batch.env_ids, batch.terminated, batch.truncated)), strict=True)
+        for (index, terminated, truncated), reward, info in zip(columns, batch.rewards, batch.infos, strict=True):
+            try:
+                trajectory.rewards[step, index] = reward
+            except Exception as error:
+                failures[index] = error
+                continue
+            trajectory.terminated[step, index] = terminated
+            trajectory.truncated[step, index] = truncated
+            trajectory.steps_written[index] = step + 1
             if not isinstance(info, dict) or info:
                 self._results.infos[step, index] = info
             if (failure := failure_in(info)) is not None:
                 self._results.errors_by_step[step, index] = failure
                 trajectory.kinds[step, index] = KIND_TRUNCATED
+        return failures

@@ -537,6 +537,27 @@ def test_an_exception_that_an_env_puts_into_its_infos_is_no_failure(backend):
         assert envs.evaluate(1).failures == []
 
 
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_too_little_memory_for_extras_is_no_error_of_the_policy(backend, monkeypatch):
+    add_room = memory.TrajectoryBuffer.add_room
+
+    def fail(*_):
+        raise MemoryError("as ordered")
+
+    def add_no_room(*args):
+        monkeypatch.setattr(ThreadMemory, "extend", fail)
+        add_room(*args)
+
+    monkeypatch.setattr(memory.TrajectoryBuffer, "add_room", add_no_room)
+    with ea.VectorEnv([Env] * 2, backend=backend, envs_per_actor=2) as envs:
+        envs.set_policy(lambda: Teller(1, [range(9)]))
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError, match="too little memory for 3 steps") as caught:
+            envs.rollout(3)
+        assert [type(error) for error in caught.value.failures.values()] == [ea.ActorError] * 2
+        assert not caught.value.batch.valid.any()
+
+
 class Wordy(Env):
     """Short ones have rewards that do not fit into the arrays of a rollout."""
 
@@ -547,15 +568,18 @@ class Wordy(Env):
         return obs, "good" if self.length < 5 else 1.0, *rest
 
 
+@pytest.mark.parametrize("envs_per_actor", [1, 3])
+@pytest.mark.parametrize("raises_at", [-1, 1])
 @pytest.mark.parametrize("backend", ["inline", "thread"])
-def test_an_error_that_is_not_of_the_policy_names_the_env(backend):
-    with ea.VectorEnv([Wordy, lambda: Wordy(3)], backend=backend) as envs:
+def test_an_error_that_is_not_of_the_policy_names_the_env(backend, raises_at, envs_per_actor):
+    factories = [Wordy, lambda: Wordy(3), lambda: Wordy(5, raises_at)]
+    with ea.VectorEnv(factories, backend=backend, envs_per_actor=envs_per_actor) as envs:
         envs.set_policy(make_policy)
         envs.reset(seed=0)
         with pytest.raises(ea.VectorStepError) as caught:
             envs.rollout(2)
-        assert [*caught.value.failures] == [1]
-        assert caught.value.batch.valid[0].tolist() == [True, False]
+        assert sorted(caught.value.failures) == ([1] if raises_at == -1 else [1, 2])
+        assert caught.value.batch.valid[0].tolist() == [True, False, raises_at == -1]
 
 
 class Ending:
