@@ -32,7 +32,7 @@ class ResultsWithoutArrays:
         objects: Object leaves of the observation before each step, if the spec has some.
         errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
         errors_to_raise: The errors of the envs that did not continue, by env.
-        policy_error: The exception that a policy raised, the first one of several; None without one.
+        policy_error: The first exception that a policy raised, or that its output has caused; None without one.
     """
 
     infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
@@ -84,9 +84,9 @@ class ResultsWithoutArrays:
             for step, index in keys:
                 content = envs.content_before(step + 1, index)
                 assert content is not None, "a step is complete only once all of it has come"
-                info, leaves = decode(content)
-                if leaves:
-                    self.objects[step + 1, index] = leaves
+                info, objects = decode(content)
+                if objects:
+                    self.objects[step + 1, index] = objects
                 if not (isinstance(info, dict) and not info):
                     self.infos[step, index] = info
 
@@ -97,11 +97,11 @@ class ResultsWithoutArrays:
             return failure_info({}, failure)
         # The next process has reset the env within the step.
         objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
-        leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
+        before = (next(objects) if array is None else array[step, index].copy() for array in arrays)
         content = envs.content_before(0, index) if step == 0 else None
         info = self.infos.get((step - 1, index), {}) if content is None else decode(content)[0]
-        before = unflatten(trajectory.layout.observation, leaves), info
-        return failure_info(self.infos.get((step, index), {}), failure, before)
+        obs = unflatten(trajectory.layout.observation, before)
+        return failure_info(self.infos.get((step, index), {}), failure, (obs, info))
 
 
 def assemble(

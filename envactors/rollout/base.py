@@ -78,9 +78,9 @@ class RolloutEngine(abc.ABC):
         """
 
     def check_free(self) -> None:
-        """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
+        """Raise `AlreadyPendingError` if a result is pending. Engines of workers also do if a rollout is in flight."""
         if busy := self._engine.busy():
-            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them, or reset, before a rollout")
+            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them, or reset")
 
     # Evaluations -----------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def record_steps(table: EnvTable, trajectory: Trajectory, plan: EnvPlan, index: 
 def request_at(
     table: EnvTable, trajectory: Trajectory, step: int, index: int, *, is_reset: bool, seed: int | None = None
 ) -> PostedRequest:
-    """Return a step of an env as a row would have it."""
+    """Return a step of an env, whether it is complete or has failed, as a row would have it."""
     payload = None
     if not is_reset and trajectory.actions and table.slab.layout.action is None:
         # Rows have no memory for actions whose spec is inferred. Such a spec is that of one array.

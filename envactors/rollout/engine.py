@@ -31,16 +31,13 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_runner
 from envactors.rollout.assembly import ResultsWithoutArrays, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
-from envactors.rollout.memory import ParameterStore, TrajectoryBuffers
-from envactors.rollout.messages import PolicyRecipe
+from envactors.rollout.memory import BufferHold, ParameterStore, TrajectoryBuffers
+from envactors.rollout.messages import MOST_IN_FLIGHT, PolicyRecipe
 from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.vector.engine import RowEngine
 from envactors.vector.env_group import EnvGroup
-
-# Most rollouts in flight.
-_MOST_IN_FLIGHT = 2
 
 
 class WorkerRolloutEngine(RolloutEngine):
@@ -63,7 +60,7 @@ class WorkerRolloutEngine(RolloutEngine):
             group.end_rollout_parts = functools.partial(self._end_parts, position)
         self._actors = [group.actor for group in self._groups]
         # The last error of each env, in the rollouts in flight and those before them that they continue. A rollout that
-        # starts while no other is in flight gets a new dict.
+        # continues none, since none was in flight when `start` was called, gets a new dict.
         self._last_errors: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
@@ -98,7 +95,8 @@ class WorkerRolloutEngine(RolloutEngine):
 
         1. Check whether it can start, so that one that is refused takes no memory.
         2. Pickle the parameters, take a buffer, and write the parameters to the memory. This runs code of users, and
-           copies, which a change must not. Everything taken is free again if it fails.
+           copies, which a change must not. If it fails, everything taken is free again once the exception, whose
+           traceback refers to it, was dropped.
         3. In one change, check again, since a signal handler or another thread may have started rollouts or steps
            meanwhile. Then everything begins.
         """
@@ -111,9 +109,8 @@ class WorkerRolloutEngine(RolloutEngine):
         continues = bool(self._in_flight)
         self._check_startable(continues=continues)
         pickled = self._pickle_parameters(parameters)
-        rollout = RolloutInFlight(self._on_end)
         with lock:
-            buffer = self._buffers.take(self._layout._replace(steps=steps), rollout)
+            buffer, hold = self._buffers.take(self._layout._replace(steps=steps))
         written = None if pickled is None else self._parameters.write(*pickled)
         for group in self._groups:
             group.recycler.measure_memory()
@@ -129,7 +126,8 @@ class WorkerRolloutEngine(RolloutEngine):
             self._buffers.begin(buffer)
             index, last, copies = self._next_index, self._parameters.last, self._engine.reader.copies
             terms = RolloutTerms(self._recipe, last, index, buffer, copies, self._last_errors)
-            futures = rollout.begin(self._groups, terms, each=each)
+            rollout = RolloutInFlight(self._groups, terms, hold, self._on_end, each=each)
+            futures = list(rollout.parts_by_future)
             self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
             for part in rollout.parts:
@@ -146,7 +144,7 @@ class WorkerRolloutEngine(RolloutEngine):
         Args:
             continues: Whether it continues others, so that envs may need a reset.
         """
-        self._check_in_flight(fewer_than=_MOST_IN_FLIGHT)
+        self._check_in_flight(fewer_than=MOST_IN_FLIGHT)
         if not (continues or self._in_flight):
             self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         self._engine.check_open(self._engine.all_envs, "rollout")
@@ -182,33 +180,38 @@ class WorkerRolloutEngine(RolloutEngine):
 class RolloutInFlight:
     """One rollout. It is freed once it has ended, and all of its results were read or dropped.
 
-    Until then it holds its buffer.
-
     Args:
+        groups: The envs of each actor.
+        terms: The facts that its parts have in common.
+        hold: Holds the buffer until this is freed. The terms do not, since parts may outlive their rollout.
         on_end: Called with this once all parts have ended.
+        each: Whether there is one future per actor, rather than one for all.
 
     Attributes:
-        terms: The facts that its parts have in common.
-        parts: The part of each actor.
+        terms: As above.
+        parts: The part of each actor, which the caller queues.
         parts_by_future: The parts that each future waits for, until they have ended.
     """
 
-    terms: RolloutTerms
-    parts: list[RolloutPart]
-    parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]]
-
-    def __init__(self, on_end: Callable[[Any], object]) -> None:
-        self._on_end = on_end
-
-    def begin(self, groups: Sequence[EnvGroup], terms: RolloutTerms, *, each: bool) -> RolloutFutures:
-        """Make the parts, which the caller queues, and the futures: one per actor, or one for all."""
+    def __init__(
+        self,
+        groups: Sequence[EnvGroup],
+        terms: RolloutTerms,
+        hold: BufferHold,
+        on_end: Callable[[Any], object],
+        *,
+        each: bool,
+    ) -> None:
         self.terms = terms
-        self.parts = [RolloutPart(group, terms, self.deliver) for group in groups]
+        self._hold = hold
+        self._on_end = on_end
+        self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in groups]
         shares = [[part] for part in self.parts] if each else [self.parts]
-        self.parts_by_future = {ActorFuture(parts[0].actor, None): parts for parts in shares}
+        self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
+            ActorFuture(parts[0].actor, None): parts for parts in shares
+        }
         for future in self.parts_by_future:
             future.set_running()  # nobody can take it out of a queue
-        return list(self.parts_by_future)
 
     def deliver(self) -> None:
         """Resolve the futures whose parts have all ended."""

@@ -103,11 +103,12 @@ class EnvRunner:
 
         If an env raises, the others still take this step, as in `envactors.worker.env_rows`.
 
-        Results are written at two places. Most results are *fast*: an array of numbers, a float, and a dict, without a
-        reset within the step. This loop writes them, since one call more per step makes rollouts of light envs 7 %
-        slower. `_write_result` writes all others. The loop may fail to write a fast result, since the observation must
-        be converted or does not fit. By then, the observation, reward, and info may be written, but the plan has not
-        passed the boundary. `_write_result` then writes all of them again, or raises. Both keep to these rules:
+        `_repeat` writes repeats. Other results are written at two places. Most of them are *fast*: an array of
+        numbers, a float, and a dict, without a reset within the step. This loop writes them, since one call more per
+        step makes rollouts of light envs 7 % slower. `_write_result` writes all others. The loop may fail to write a
+        fast result, since the observation must be converted or does not fit. By then, the observation, reward, and
+        info may be written, but the plan has not passed the boundary. `_write_result` then writes all of them again, or
+        raises. Both keep to these rules:
 
         - A step counts as done after its observation, reward, info, and boundary are written.
         - The plan passes a boundary after everything that may raise. So it passes each one once.
@@ -159,9 +160,9 @@ class EnvRunner:
                         is_fast = isinstance(reward, float) and type(info) is dict
                         if is_fast and not (is_boundary and plan.resets_within_step):
                             cell = step * count + index
-                            at = (cell + count) * width
+                            offset = (cell + count) * width
                             try:
-                                numbers[at : at + width] = obs
+                                numbers[offset : offset + width] = obs
                                 rewards[cell] = reward
                                 if info:
                                     self._write_info(cell, info, [])
@@ -169,12 +170,12 @@ class EnvRunner:
                                     self._write_boundary(index, plan, step, terminated, truncated)
                                 steps_written[index] = step + 1
                             except Exception:  # noqa: S110
-                                pass  # the observation, reward, and info are written again
+                                pass  # `_write_result` does all of it again, and raises if that fails
                             else:
                                 continue
                     # All other results, and fast ones that could not be written.
                     self._write_result(hosted, plan, step, result)
-                except BaseException as error:
+                except BaseException as error:  # also `SystemExit` of env code: the caller decides
                     has_raised = True
                     self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))
             if context.forks != forks:

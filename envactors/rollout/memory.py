@@ -13,7 +13,7 @@ from envactors.actor.change import ChangeLock
 from envactors.backends.base import MEMORY_ERRORS, RowMemory
 from envactors.errors import VectorEnvError
 from envactors.rollout.messages import Parameters
-from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
+from envactors.rollout.trajectory import REGIONS, RegionPlaces, Trajectory, TrajectoryLayout
 
 # Alignment of arrays in bytes: a pair of cache lines.
 _ALIGNMENT = 128
@@ -37,14 +37,15 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
-        holder: Returns the rollout that has taken the buffer last; None if there was none, or if it was freed.
+        get_hold: Returns the hold of the rollout that has taken the buffer last; None if there was none, or if it was
+            freed.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # None for regions that the layout does not need.
-        self._regions: list[Region | None] = [None] * 3
-        self.holder: Callable[[], object] = lambda: None
+        self._regions: list[Region | None] = [None for _ in REGIONS]
+        self.get_hold: Callable[[], object] = lambda: None
         self._set_layout(layout)
 
     def add_room(self, layout: TrajectoryLayout) -> None:
@@ -72,7 +73,11 @@ class TrajectoryBuffer:
     @property
     def is_held(self) -> bool:
         """Whether a rollout may still write to the buffer, or somebody may still read its results from it."""
-        return self.holder() is not None
+        return self.get_hold() is not None
+
+
+class BufferHold:
+    """Holds a buffer for a rollout until this is freed."""
 
 
 class TrajectoryBuffers:
@@ -80,11 +85,11 @@ class TrajectoryBuffers:
 
         free     nobody uses it
           │ take
-        taken    a start writes nothing to it yet; if the start fails, its rollout is freed, and so is the buffer
+        taken    a start writes nothing to it yet; if the start fails, the hold is freed, and so is the buffer
           │ begin
         last     begun with; its rollout writes to it, or has ended
           │ begin, of another buffer
-        held     until its rollout was freed; then it is free
+        held     until the hold was freed; then it is free
 
     A buffer that is free when a rollout of another layout begins is freed.
 
@@ -98,8 +103,8 @@ class TrajectoryBuffers:
         # The one that a rollout has begun with last; None before the first.
         self._last: TrajectoryBuffer | None = None
 
-    def take(self, layout: TrajectoryLayout, holder: object) -> TrajectoryBuffer:
-        """Return a free buffer, which is held until its rollout, the holder, was freed.
+    def take(self, layout: TrajectoryLayout) -> tuple[TrajectoryBuffer, BufferHold]:
+        """Return a free buffer, and the hold that keeps it for a rollout.
 
         Without copies, a result is valid until the next rollout but one begins, also after it was read. So the last
         buffer that a rollout has begun with is not free, even if nobody holds it.
@@ -112,8 +117,9 @@ class TrajectoryBuffers:
         if buffer is None:
             buffer = TrajectoryBuffer(layout, self._memory)
             self._buffers.append(buffer)
-        buffer.holder = weakref.ref(holder)
-        return buffer
+        hold = BufferHold()
+        buffer.get_hold = weakref.ref(hold)
+        return buffer, hold
 
     def begin(self, buffer: TrajectoryBuffer) -> None:
         """Have a rollout begin with a buffer that it has taken; free those of other layouts that nobody holds."""

@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 from envactors.mailbox import packing
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
+# Most rollouts of a vector in flight.
+MOST_IN_FLIGHT: Final = 2
 # Keys of pieces with steps, and with the position, the step, and the failure of an env that has raised. The key of a
 # piece with an info is its cell; see `Trajectory.cell`.
 STEPS: Final = (1 << 32) - 1

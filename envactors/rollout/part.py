@@ -47,7 +47,7 @@ class RolloutTerms(NamedTuple):
         parameters: Parameters that the policy loads first; None if there are none.
         rollout_index: Index of the rollout since the policy was set.
         buffer: The memory of the trajectory.
-        copies: Whether results stay valid for as long as the user keeps them.
+        copies: Whether results are copies.
         last_errors: Last error of each env that failed in this rollout, or in those that it continues.
     """
 
@@ -69,7 +69,8 @@ class RolloutPart(Job):
 
     Attributes:
         envs: How far each env has got, and its errors.
-        policy_error: The exception that the policy raised; None without one.
+        policy_error: The exception that ends the part and is none of an env or of the actor: raised by the policy, or
+            because of its output. None without one.
     """
 
     actor: Actor
@@ -214,9 +215,9 @@ class RolloutPart(Job):
         self._late = activity
 
     def on_reply_piece(self, frame: Frame) -> None:
-        """Keep exceptions and infos that did not fit into the trajectory, and write steps of another machine.
+        """Keep exceptions, and infos that did not fit into the trajectory; write steps of another machine.
 
-        Exceptions after a missed deadline do not count.
+        Exceptions that arrive after a missed deadline are dropped.
         """
         for key, content in packing.unpack(frame.payload):
             if key == STEPS and self._is_remote:

@@ -2,7 +2,8 @@
 
 An output of the policy may have no room in the trajectory, as the first one of a policy with extras. Then the worker
 keeps it, and replies with the layout that it needs. The caller adds the memory, and the next order continues with the
-output, so that the policy is called once per step.
+output, so that the policy is not called again for that
+step. Only the next process calls it again for steps that the last one has not written actions for.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, TIMED
 from envactors.rollout.env_runner import EnvRunner
-from envactors.rollout.messages import Order, OrderReply, Parameters, PolicyRecipe
+from envactors.rollout.messages import MOST_IN_FLIGHT, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.policy import ActorPolicy
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 from envactors.worker.main import Server
 
 # How many trajectories and regions of parameters stay open. Without copies, two rollouts may be in flight while the
 # user keeps two results. Only rollouts in flight need their parameters.
-_MOST_TRAJECTORIES = 4
-_MOST_PARAMETERS = 2
+_MOST_TRAJECTORIES = MOST_IN_FLIGHT + 2
+_MOST_PARAMETERS = MOST_IN_FLIGHT
 
 
 def set_policy(server: Server, recipe: PolicyRecipe) -> bool:
@@ -70,7 +71,7 @@ class PolicyRunner:
         """Carry out an order.
 
         Raises:
-            BaseException: Raised by the policy.
+            BaseException: Raised by the policy, because of its output, or by unpickling what the order contains.
         """
         page = self._server.page
         if order.parameters is not None and order.parameters.version != self.policy.version:
@@ -90,7 +91,7 @@ class PolicyRunner:
             None, or the layout to make room for if the trajectory has no room for the policy's output.
 
         Raises:
-            BaseException: Raised by the policy.
+            BaseException: Raised by the policy, or because of its output.
         """
         steps_chosen, first = env_runner.trajectory.steps_chosen, self.policy.envs.start
         if steps_chosen[first] > step:

@@ -15,7 +15,8 @@ class Rollout(NamedTuple):
         env_ids: Ids of the envs; int64, shape (n,).
         obs: Observations that the actions were chosen for; an array of shape (t, n, ...) per leaf of the observation
             spec.
-        actions: Actions; an array of shape (t, n, ...) per leaf of the action spec.
+        actions: Actions; an array of shape (t, n, ...) per leaf of the action spec. None if the envs have no action
+            space, and an error has ended the rollout before the policy chose actions.
         rewards: Rewards; float64, shape (t, n, ...).
         terminated: Whether the episode ended with the step; bool, shape (t, n).
         truncated: Whether the episode was cut off at the step; bool, shape (t, n).

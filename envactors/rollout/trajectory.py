@@ -19,7 +19,7 @@ the first call of the policy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.slab import PLAIN_REWARD, Places, slice_of
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
+# The regions of a trajectory.
+REGIONS: Final = ("results", "actions", "extras")
 # The places of a trajectory's regions in the memory of its vector; None for missing regions.
 RegionPlaces: TypeAlias = "tuple[tuple[int, int] | None, ...]"
 
@@ -64,7 +66,7 @@ class Trajectory:
 
     Args:
         layout: Layout of the trajectory.
-        regions: Zeroed memory for results, actions, and extras; None for a region that the layout does not need. A
+        regions: Zeroed memory for each of `REGIONS`; None for a region that the layout does not need. A
             trajectory without regions serves to compute ``sizes``.
 
     Attributes:
@@ -88,7 +90,7 @@ class Trajectory:
             envs may have actions that cannot be batched.
     """
 
-    def __init__(self, layout: TrajectoryLayout, regions: Iterable[Any] = (None, None, None)) -> None:
+    def __init__(self, layout: TrajectoryLayout, regions: Iterable[Any] = (None,) * len(REGIONS)) -> None:
         self.layout = layout
         n, t = layout.envs, layout.steps
         add, add_action, add_extra = map(Places, regions)
