@@ -5,7 +5,7 @@ an error of an env, of the policy, or of the actor. Nobody can cancel it.
 
     start           makes a part per actor, and queues it
     deliver         a part has ended: resolves the futures whose parts have all ended
-    _on_end         all parts have ended: the rollout is not in flight any more
+    on_end          all parts have ended: the rollout is not in flight any more
     _end_parts      an actor is repaired after an interrupt: ends its parts of all rollouts in flight, then delivers
 
 An interrupt may come between any two of their statements. So all but `start` may be called again for the same part, and
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.vector.engine import RowEngine
-from envactors.vector.env_group import EnvGroup
 
 
 class WorkerRolloutEngine(RolloutEngine):
@@ -46,6 +45,9 @@ class WorkerRolloutEngine(RolloutEngine):
     Args:
         engine: Steps the envs.
         memory: Shared memory of the vector.
+
+    Attributes:
+        groups: The envs of each actor.
     """
 
     _engine: RowEngine
@@ -55,10 +57,10 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
-        self._groups = engine.groups
-        for position, group in enumerate(self._groups):
+        self.groups: Sequence[EnvGroup] = engine.groups
+        for position, group in enumerate(self.groups):
             group.end_rollout_parts = functools.partial(self._end_parts, position)
-        self._actors = [group.actor for group in self._groups]
+        self._actors = [group.actor for group in self.groups]
         # The last error of each env, in the rollouts in flight and those before them that they continue. A rollout that
         # continues none, since none was in flight when `start` was called, gets a new dict.
         self._last_errors: dict[int, Outcome] = {}
@@ -112,7 +114,7 @@ class WorkerRolloutEngine(RolloutEngine):
         with lock:
             buffer, hold = self._buffers.take(self._layout._replace(steps=steps))
         written = None if pickled is None else self._parameters.write(*pickled)
-        for group in self._groups:
+        for group in self.groups:
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
             try:
@@ -126,7 +128,7 @@ class WorkerRolloutEngine(RolloutEngine):
             self._buffers.begin(buffer)
             index, last, copies = self._next_index, self._parameters.last, self._engine.reader.copies
             terms = RolloutTerms(self._recipe, last, index, buffer, copies, self._last_errors)
-            rollout = RolloutInFlight(self._groups, terms, hold, self._on_end, each=each)
+            rollout = RolloutInFlight(self, terms, hold, each=each)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
@@ -155,7 +157,7 @@ class WorkerRolloutEngine(RolloutEngine):
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
         super().check_free()
 
-    def _on_end(self, rollout: RolloutInFlight) -> None:
+    def on_end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended."""
         self._layout = rollout.terms.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
@@ -181,10 +183,9 @@ class RolloutInFlight:
     """One rollout. It is freed once it has ended, and all of its results were read or dropped.
 
     Args:
-        groups: The envs of each actor.
+        engine: The engine that starts it.
         terms: The facts that its parts have in common.
         hold: Holds the buffer until this is freed. The terms do not, since parts may outlive their rollout.
-        on_end: Called with this once all parts have ended.
         each: Whether there is one future per actor, rather than one for all.
 
     Attributes:
@@ -193,19 +194,11 @@ class RolloutInFlight:
         parts_by_future: The parts that each future waits for, until they have ended.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[EnvGroup],
-        terms: RolloutTerms,
-        hold: BufferHold,
-        on_end: Callable[[Any], object],
-        *,
-        each: bool,
-    ) -> None:
+    def __init__(self, engine: WorkerRolloutEngine, terms: RolloutTerms, hold: BufferHold, *, each: bool) -> None:
         self.terms = terms
         self._hold = hold
-        self._on_end = on_end
-        self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in groups]
+        self._on_end = engine.on_end
+        self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in engine.groups]
         shares = [[part] for part in self.parts] if each else [self.parts]
         self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
             ActorFuture(parts[0].actor, None): parts for parts in shares

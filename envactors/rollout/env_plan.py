@@ -88,11 +88,8 @@ class EnvPlan:
     def pass_boundary(self) -> bool:
         """Continue after a reset, or after the end of an episode; return whether the next episode has begun."""
         has_begun = self.kind == KIND_RESET or self.resets_within_step
-        if has_begun:
-            self.kind = KIND_STEP
-            self.advance_seeds(1)
-        else:
-            self.kind = self.kind_after_end
+        self.kind = KIND_STEP if has_begun else self.kind_after_end
+        self.advance_seeds(has_begun)
         return has_begun
 
     def advance_seeds(self, count: int) -> None:

@@ -115,20 +115,25 @@ class InlinePart:
         self._results = results
 
     def run(self) -> None:
-        """Run the envs of the actor, until one raises.
+        """Run the envs of the actor, until one raises, or there is too little memory for the policy's output.
 
         Raises:
             Exception: Raised by the policy, or because of its output.
         """
         buffer, envs, results = self._buffer, self._policy.envs, self._results
-        failures: dict[int, BaseException] = {}
         obs, starts = self._write_observations(0, envs)
         for step in range(buffer.trajectory.layout.steps):
+            failures: dict[int, BaseException] = {}
             output = self._policy.choose(step, obs, starts)
             layout = write_output(buffer.trajectory, envs, step, output)
             if layout is not None:
-                failures = self._add_room(layout)
-                if not failures:
+                try:
+                    buffer.add_room(layout)
+                except VectorEnvError as error:
+                    (actor,) = (each for each in self._engine.actors if each.indices == envs)
+                    activity = Activity("rollout", envs.start)
+                    failures = dict.fromkeys(envs, actor.errors.no_memory_for_results(activity, error))
+                else:
                     write_output(buffer.trajectory, envs, step, output)
             failures = failures or self._run_envs(step, self._write_kinds(step))
             if failures:
@@ -138,16 +143,6 @@ class InlinePart:
                     self._write_observations(step + 1, range(index, index + 1))
                 return
             obs, starts = self._write_observations(step + 1, envs)
-
-    def _add_room(self, layout: TrajectoryLayout) -> dict[int, BaseException]:
-        """Make room for the output of the policy; return the errors of all envs if there is too little memory."""
-        envs = self._policy.envs
-        try:
-            self._buffer.add_room(layout)
-        except VectorEnvError as error:
-            (actor,) = (each for each in self._engine.actors if each.indices == envs)
-            return dict.fromkeys(envs, actor.errors.no_memory_for_results(Activity("rollout", envs.start), error))
-        return {}
 
     def _write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""

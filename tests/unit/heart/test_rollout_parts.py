@@ -700,7 +700,7 @@ def lose(stage):
     stage.play(stage.envs.set_policy, PlayedPolicy)
 
 
-NAMES = {"_end_if_decided", "_end", "_tell_rollout", "deliver", "_on_end", "_end_parts", "fail", "repair"}
+NAMES = {"_end_if_decided", "_end", "_tell_rollout", "deliver", "on_end", "_end_parts", "fail", "repair"}
 
 
 @pytest.mark.parametrize("twice", [False, True])
