@@ -483,8 +483,7 @@ class VectorEnv(BoundToProcess):
         engine = self._check_policy("evaluate")
         if not is_int(episodes):
             raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
-        shape = self.num_envs, *getattr(self.reward_spec, "shape", ())
-        evaluator = Evaluator(engine, self.reset, operator.index(episodes), shape)
+        evaluator = Evaluator(engine, self.reset, operator.index(episodes), self.num_envs)
         engine.check_free()
         try:
             return evaluator.run(parameters)

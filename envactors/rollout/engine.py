@@ -37,6 +37,7 @@ from envactors.rollout.part import RolloutPart, RolloutTerms
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.vector.engine import RowEngine
+from envactors.vector.env_group import EnvGroup
 
 
 class WorkerRolloutEngine(RolloutEngine):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.errors import VectorStepError
 from envactors.rollout.base import RolloutEngine
@@ -21,6 +21,21 @@ _STEPS_PER_ROLLOUT = 64
 _TRIES = 3
 
 
+@dataclasses.dataclass(slots=True)
+class EpisodeInPlay:
+    """The current episode of an env.
+
+    Attributes:
+        number: Its index, which may be beyond the episodes to play.
+        total: Sum of its rewards so far.
+        length: Number of its steps so far.
+    """
+
+    number: int
+    total: Any = 0.0
+    length: int = 0
+
+
 class Evaluator:
     """Plays whole episodes: env ``i`` of ``n`` plays the episodes ``i``, ``i + n``, ``i + 2 n``, ...
 
@@ -31,10 +46,10 @@ class Evaluator:
         engine: Runs rollouts.
         reset: Method ``reset`` of the vector.
         episodes: Number of episodes to play.
-        shape: Shape of the rewards of all envs.
+        count: Number of envs.
     """
 
-    def __init__(self, engine: RolloutEngine, reset: Callable[..., Any], episodes: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, engine: RolloutEngine, reset: Callable[..., Any], episodes: int, count: int) -> None:
         self._engine = engine
         self._reset = reset
         self._episodes = episodes
@@ -42,10 +57,8 @@ class Evaluator:
         self._finished: dict[int, tuple[Any, int]] = {}
         self._failures: list[tuple[int, BaseException]] = []
         self._tries: Counter[int] = Counter()
-        # Index of each env's current episode, and its return and length so far.
-        self._numbers = list(range(shape[0]))
-        self._sums: npt.NDArray[np.float64] = np.zeros(shape)
-        self._lengths: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
+        # The current episode of each env.
+        self._in_play = [EpisodeInPlay(number) for number in range(count)]
 
     def run(self, parameters: Any) -> Evaluation:
         """Play the episodes.
@@ -57,14 +70,14 @@ class Evaluator:
             VectorStepError: An episode failed three times.
             BaseException: Raised by the policy.
         """
-        due = list(range(len(self._numbers)))
-        while min(self._numbers) < self._episodes:
+        due = list(range(len(self._in_play)))
+        while min(episode.number for episode in self._in_play) < self._episodes:
             if due:
                 due = self._reset_envs(due)
             else:
                 rollout, error = self._run_rollout(parameters)
                 parameters = None  # it keeps them
-                due = [index for index in range(len(self._numbers)) if self._extend_episode(rollout, index, error)]
+                due = [index for index in range(len(self._in_play)) if self._extend_episode(rollout, index, error)]
         numbers = range(self._episodes)
         returns, lengths = zip(*map(self._finished.__getitem__, numbers), strict=True)
         seeds = np.array([self._engine.seed_of_episode(number) for number in numbers], np.int64)
@@ -73,8 +86,7 @@ class Evaluator:
 
     def _reset_envs(self, due: list[int]) -> list[int]:
         """Reset envs for their current episodes; return the envs whose reset failed."""
-        self._sums[due] = self._lengths[due] = 0
-        seeds = [self._engine.seed_of_episode(self._numbers[index]) for index in due]
+        seeds = [self._engine.seed_of_episode(self._in_play[index].number) for index in due]
         failures: dict[int, BaseException] = {}
         failed: VectorStepError | None = None
         try:
@@ -86,7 +98,7 @@ class Evaluator:
             self._record_failure(index, failure, failed)
         # After a failure, the vector has perhaps reset the env with another seed.
         for index, info in infos.items():
-            if self._numbers[index] < self._episodes and (cause := failure_in(info)) is not None:
+            if self._in_play[index].number < self._episodes and (cause := failure_in(info)) is not None:
                 self._record_failure(index, cause, None)
                 failures[index] = cause
         return list(failures)
@@ -109,18 +121,18 @@ class Evaluator:
         # A failure after the end of the episode belongs to no episode.
         last = int(ran[-1]) if is_over else _STEPS_PER_ROLLOUT
         failure = next((each for step, env_id, each in rollout.failures if env_id == index and step <= last), None)
-        number = self._numbers[index]
+        episode = self._in_play[index]
         if failure is not None:
-            if number < self._episodes:
+            if episode.number < self._episodes:
                 self._record_failure(index, failure, error, rollout)
+            self._in_play[index] = EpisodeInPlay(episode.number)
             return True
-        # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
-        added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
-        self._sums[index] = np.cumsum(added, axis=0)[-1]
-        self._lengths[index] += len(ran)
+        episode.length += len(ran)
+        for reward in rollout.rewards[ran, index]:  # `numpy.sum` rounds differently
+            episode.total = episode.total + reward
         if is_over:
-            self._finished[number] = self._sums[index].copy(), int(self._lengths[index])
-            self._numbers[index] += len(self._numbers)
+            self._finished[episode.number] = episode.total, episode.length
+            self._in_play[index] = EpisodeInPlay(episode.number + len(self._in_play))
         return is_over
 
     def _record_failure(
@@ -140,7 +152,7 @@ class Evaluator:
         Raises:
             VectorStepError: This was the last attempt.
         """
-        number = self._numbers[index]
+        number = self._in_play[index].number
         self._failures.append((number, failure))
         self._tries[number] += 1
         if self._tries[number] == _TRIES:

@@ -125,8 +125,7 @@ class TrajectoryBuffers:
         """Have a rollout begin with a buffer that it has taken; free those of other layouts that nobody holds."""
         layout = buffer.trajectory.layout
         buffer.trajectory.counts[:] = 0
-        others = [each for each in self._buffers if each is not buffer]
-        self._buffers = [each for each in others if each.is_held or each.trajectory.layout == layout] + [buffer]
+        self._buffers = [each for each in self._buffers if each.is_held or each.trajectory.layout == layout]
         self._last = buffer
 
 
