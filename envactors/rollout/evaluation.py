@@ -92,7 +92,7 @@ class Evaluator:
         try:
             infos = dict(zip(due, self._reset(seeds, env_ids=due)[1], strict=True))
         except VectorStepError as error:
-            failures, failed = error.failures, error
+            failures, failed = {**error.failures}, error
             infos = dict(zip(error.batch.env_ids.tolist(), error.batch.infos, strict=True))
         for index, failure in failures.items():
             self._record_failure(index, failure, failed)

@@ -2,8 +2,8 @@
 
 An output of the policy may have no room in the trajectory, as the first one of a policy with extras. Then the worker
 keeps it, and replies with the layout that it needs. The caller adds the memory, and the next order continues with the
-output, so that the policy is not called again for that
-step. Only the next process calls it again for steps that the last one has not written actions for.
+output, so that the policy is not called again. Only after a crash, the next process calls it again for the step whose
+actions were not written.
 """
 
 from __future__ import annotations
