@@ -156,4 +156,4 @@ class Evaluator:
         self._failures.append((number, failure))
         self._tries[number] += 1
         if self._tries[number] == _TRIES:
-            raise error or step_error({index: failure}, batch, len(self._numbers), "evaluate")
+            raise error or step_error({index: failure}, batch, len(self._in_play), "evaluate")
