@@ -437,7 +437,7 @@ class Actor(ActorBase):
 
     def _start_process(self, incarnation: int, standby: Worker | None = None) -> None:
         """Start a process, or take that of a standby."""
-        self.timers.cancel("start", "kill", "backoff")  # timers of the last process
+        self.timers.cancel("start", "read", "kill", "backoff")  # timers of the last process
         self.phase = Phase.STARTING
         self.process = ActorProcess(incarnation, standby, was_standby=standby is not None)
         self.starter.begin(self.process)
@@ -525,13 +525,15 @@ class Actor(ActorBase):
         Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long, or if
         other envs still run in it: nobody watches their deadlines any more.
         """
-        self._stop_process(reason, _READ_PATIENCE)
+        self._stop_process(reason, None)
         process = self.process
+        self.timers.set("read", time.monotonic() + _READ_PATIENCE, process.kill)
         self.runtime.callbacks.submit(lambda: self.run_as_change(self._close_because_of, process, read_cause()))
 
     def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
         process.cause = cause
         if process is self.process and process.worker is not None and self.phase is Phase.STOPPING:
+            self.timers.cancel("read")
             if self.jobs.activity() is None:
                 self.ask_to_close(self.lock.next_call_id(), process.end_reason, kill_in=self.config.deadlines.close)
             else:

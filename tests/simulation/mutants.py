@@ -184,7 +184,7 @@ MUTANTS = [
     Mutant(ACTOR + "kill_and_proceed", "self.process.record_end_reason(reason)", "pass", BLAMES),
     Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
     Mutant(ACTOR + "_close", "self.jobs.fail_all", "(lambda error_of: self.jobs.waiting.clear())", HANGS),
-    Mutant(ACTOR + "_close_once_read", "self._stop_process(reason, _READ_PATIENCE)", "pass", RENEWS),
+    Mutant(ACTOR + "_close_once_read", "self._stop_process(reason, None)", "pass", RENEWS),
     Mutant(LAUNCHER + "finish", "self._pool.submit(self._begin_next)", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.

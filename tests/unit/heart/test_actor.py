@@ -16,7 +16,7 @@ from envactors.actor.calls import Call, ReplayJob
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.recording import Recorder
-from envactors.actor.states import ActorState, Phase
+from envactors.actor.states import ActorState, EndReason, Phase
 from envactors.actor.tenant import Tenant
 from envactors.backends.local import LocalWorker
 from envactors.mailbox import packing
@@ -250,6 +250,24 @@ def test_an_actor_that_closes_while_the_error_of_its_env_is_read_is_not_closed_y
     assert actor.state is ActorState.CLOSED
 
 
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("close", [None, 60.0])
+def test_once_an_exception_was_read_the_envs_have_the_close_deadline_to_close(actors, close, starts):
+    actor, backend = actors(deadlines=ea.Deadlines(start=None, close=close))
+    worker = backend.next_worker()
+    if starts:
+        worker.serve_start()
+        wait_until(lambda: actor.phase is Phase.LIVE)
+        actor.run_as_change(actor.replace_after_raise, 0, lambda: ea.ActorDiedError("read"))
+    else:
+        worker.reply(worker.take(), tuple(pack_failure(KeyError("no such env"), Fault.RAISED)), Kind.FAILED)
+    assert worker.take().kind == Kind.CLOSE
+    with actor.lock:
+        limits = [timer.when - time.monotonic() for timer in actor.timers._timers.values()]
+    assert all(limit > 50.0 for limit in limits), "no timer of the reading is left"
+    assert len(limits) == (close is not None)
+
+
 class Blocks:
     """Blocks the thread that unpickles it."""
 
@@ -266,6 +284,17 @@ def _block():
 
 class StartError(Exception):
     pass
+
+
+def test_a_start_deadline_that_passes_while_an_exception_is_read_kills_the_process(actors, monkeypatch):
+    actor, backend = actors(deadlines=ea.Deadlines(start=0.01, close=None))
+    worker = backend.next_worker()
+    monkeypatch.setattr(Blocks, "gate", threading.Event())
+    failure = pack_failure(StartError("own"), Fault.RAISED)._replace(pickled=bytes(dumps(Blocks())))
+    worker.reply(worker.take(), tuple(failure), Kind.FAILED)
+    wait_until(lambda: actor.process.end_reason is EndReason.TIMEOUT)
+    Blocks.gate.set()
+    wait_until(lambda: worker.was_killed)
 
 
 def test_unpickling_the_error_of_a_factory_does_not_block_other_actors(actors):
