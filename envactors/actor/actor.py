@@ -667,9 +667,10 @@ class Actor(ActorBase):
         self.timers.set("backoff", self.restart_at, self._restart)
 
     def _restart(self) -> None:
-        """Start the next process, and count it as a restart, unless the backoff was ended by something else."""
+        """Start the next process, unless the backoff was ended by something else; count it if the last one has ended."""
         if self.phase is Phase.BACKOFF:
-            self.restarts += 1
+            if self.process.report is not None:  # else another actor has taken the process of this standby
+                self.restarts += 1
             self._start_next_process()
 
     def _fail_jobs_of_dead(self) -> None:

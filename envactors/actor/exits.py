@@ -83,7 +83,15 @@ def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, f
     is_spent = recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts
     if is_spent or failed_starts >= most_failures(policy):
         return None
-    return float(min(policy.backoff_max, policy.backoff * 2.0 ** min(recent, 64)))  # 2 ** 64 exceeds every limit
+    return float(min(policy.backoff_max, policy.backoff * 2.0 ** min(recent, 64)))  # 2.0 ** 1024 would overflow
+
+
+class _Crash(NamedTuple):
+    """A crash: when it was (`time.monotonic`), its error, and whether a restart was granted after it."""
+
+    when: float
+    error: ActorError
+    is_granted: bool
 
 
 class RestartTracker:
@@ -99,8 +107,8 @@ class RestartTracker:
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
-        # (time of a crash, its error, whether a restart was granted), oldest first.
-        self._crashes: list[tuple[float, ActorError, bool]] = []
+        # Oldest first. Only the last one may have no restart: such crashes count against no limit on later ones.
+        self._crashes: list[_Crash] = []
         self.last: ActorError | None = None
         self.failed_starts: int = 0
 
@@ -108,18 +116,18 @@ class RestartTracker:
     def errors(self) -> list[ActorError]:
         """The errors of the crashes that count against the nearest limit, oldest first."""
         _, since = self.nearest_limit()
-        return [error for when, error, _ in self._crashes if when >= since]
+        return [crash.error for crash in self._crashes if crash.when >= since]
 
     def nearest_limit(self) -> tuple[str, float]:
         """Return the limit that allows the fewest further restarts, and since when it counts crashes."""
-        since = max((when for when, _, _ in self._crashes), default=0.0) - self._policy.window
+        since = max((crash.when for crash in self._crashes), default=0.0) - self._policy.window
         left = self._policy.max_restarts - len(self._granted(since))
         is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
         return ("max_lifetime_restarts", -math.inf) if is_lifetime else ("max_restarts", since)
 
     def _granted(self, since: float) -> list[float]:
         """Return when restarts were granted since a time (`time.monotonic`), oldest first."""
-        return [when for when, _, is_granted in self._crashes if is_granted and when >= since]
+        return [crash.when for crash in self._crashes if crash.is_granted and crash.when >= since]
 
     def describe(self, delay: float) -> str:
         """Return which restart of how many the last granted one is, and when it comes."""
@@ -140,8 +148,8 @@ class RestartTracker:
         if process.is_uncounted:
             return Plan(AfterExit.START)
         now = time.monotonic()
-        if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
-            self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
+        memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
+        self._crashes = [crash for crash in self._crashes if crash.is_granted and now - crash.when < memory]
         granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
         # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
@@ -151,5 +159,5 @@ class RestartTracker:
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)
-        self._crashes.append((now, self.last, delay is not None))
+        self._crashes.append(_Crash(now, self.last, delay is not None))
         return Plan(AfterExit.DIE) if delay is None else Plan(AfterExit.RESTART, delay)

@@ -44,8 +44,8 @@ class Job:
 
     Attributes:
         actor: The actor that has queued it.
-        call_id: Its call id; 0 as long as the worker has received nothing of it.
-        started_at: When it was sent (`time.monotonic`); 0.0 until then.
+        call_id: Its call id; 0 until it is sent, and while it waits to be sent again.
+        started_at: When it was sent, or began otherwise (`time.monotonic`); 0.0 while it waits.
         ticket: Its place in the order of permits, which grows from job to job; 0 for jobs that go first.
 
     A subclass declares, or its constructor sets:

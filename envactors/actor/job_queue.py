@@ -123,7 +123,7 @@ class JobQueue:
         """
         actor = self._actor
         job.actor = actor
-        job.call_id = 0
+        job.call_id, job.started_at = 0, 0.0
         job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
         # The replays are at the front.
@@ -315,7 +315,7 @@ class JobQueue:
                 self.failed += job.future is not None and job.future.done()
                 self._forget(job)
             else:
-                job.call_id = 0
+                job.call_id, job.started_at = 0, 0.0
                 self.waiting.appendleft(job)
         if process_exit.plan.action is AfterExit.CLOSE or process_exit.reason is EndReason.ABORT:
             self.fail_renewal(lambda _activity: process_exit.error)

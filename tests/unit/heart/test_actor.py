@@ -708,6 +708,22 @@ def test_a_standby_on_a_node_that_is_drained_moves_and_is_not_taken(actors):
     assert not actor.process.was_standby
 
 
+def test_only_a_crash_of_a_standby_counts_as_its_restart(actors):
+    lock = ChangeLock()
+    standby, spares = actors(lock=lock, is_standby=True)
+    spare = spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    actor, backend = actors(lock=lock, standbys=[standby.give_process])
+    backend.next_worker().serve_start().crash()
+    spare.serve_start()
+    second = spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    assert (actor.stats().restarts, standby.stats().restarts) == (1, 0)
+    second.crash()
+    spares.next_worker()
+    assert standby.stats().restarts == 1
+
+
 def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_next_process(actors):
     lock = ChangeLock()
     standby, spares = actors(lock=lock, is_standby=True)
@@ -791,6 +807,25 @@ def test_a_kill_before_the_first_start_leaves_the_first_incarnation_to_the_first
     backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
     assert actor.process.incarnation == 1
+
+
+@pytest.mark.parametrize(
+    ("backoffs", "cause", "advice"),
+    [
+        ((0.0, 5.0), "(backoff=0)", "set backoff."),
+        ((1.0, 0.0), "(backoff_max=0)", "set backoff_max."),
+        ((0.0, 0.0), "(backoff=0, backoff_max=0)", "set backoff and backoff_max."),
+    ],
+)
+def test_an_actor_that_never_starts_names_the_option_that_delays_no_start(actors, backoffs, cause, advice):
+    actor, backend = actors(restart=ea.RestartPolicy(100, backoff=backoffs[0], backoff_max=backoffs[1]))
+    future = call(actor)
+    for _ in range(10):
+        backend.next_worker().crash()
+    with pytest.raises(ea.RestartsExhaustedError) as caught:
+        future.result(SOON)
+    assert f"failed to start 10 times in a row, and restart=RestartPolicy{cause} does not" in str(caught.value)
+    assert f"If it may start later, {advice} The last time" in str(caught.value)
 
 
 def test_an_actor_on_demand_whose_envs_were_made_before_retries_a_start(actors):
@@ -883,6 +918,23 @@ def test_an_aborted_retry_counts_as_failed(actors):
     wait_until(lambda: actor.phase is Phase.BACKOFF)
     assert actor.abort(future)
     assert actor.stats().failed == 1
+
+
+@pytest.mark.parametrize("end", ["abort", "kill"])
+def test_a_retry_that_never_began_has_not_run_for_any_time(actors, end):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=SOON, backoff_max=SOON))
+    future = call(actor, retries=3)
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    worker.crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    if end == "abort":
+        assert future.abort()
+    else:
+        actor.kill(restart=False)
+    with pytest.raises(ea.ActorDiedError, match="was ended on purpose before method could run") as caught:
+        future.result(SOON)
+    assert (caught.value.elapsed, caught.value.call_id) == (None, None)
 
 
 def test_a_call_whose_process_is_gone_says_that_it_could_not_run_and_counts_as_failed(actors):

@@ -137,3 +137,14 @@ def test_exhausted_restarts_are_those_that_count_against_the_limit(monkeypatch):
     limits["max_lifetime_restarts"] = 2
     tracker = crashed(limits, 0.0, 20.0, 40.0, monkeypatch=monkeypatch)
     assert [str(error) for error in tracker.errors] == ["at 0.0", "at 20.0", "at 40.0"]
+
+
+@pytest.mark.parametrize("window", [10.0, math.inf])
+@pytest.mark.parametrize(("max_restarts", "lifetime", "kept"), [(0, 0, 1), (0, math.inf, 1), (9, 2, 3), (2, 9, 3)])
+def test_crashes_of_an_actor_that_is_revived_again_and_again_are_not_kept(
+    monkeypatch, window, max_restarts, lifetime, kept
+):
+    limits = {"max_restarts": max_restarts, "window": window, "max_lifetime_restarts": lifetime}
+    tracker = crashed(limits, *(when / 100 for when in range(100)), monkeypatch=monkeypatch)
+    assert len(tracker._crashes) == kept
+    assert str(tracker.errors[-1]) == "at 0.99"
