@@ -667,7 +667,7 @@ class Actor(ActorBase):
         self.timers.set("backoff", self.restart_at, self._restart)
 
     def _restart(self) -> None:
-        """Start the next process, unless the backoff was ended by something else; count it if the last one has ended."""
+        """Start the next process, which is a restart if the last one has ended, unless the backoff is over already."""
         if self.phase is Phase.BACKOFF:
             if self.process.report is not None:  # else another actor has taken the process of this standby
                 self.restarts += 1

@@ -239,8 +239,9 @@ class ErrorFactory:
         if failed_starts >= most_failures(policy):
             zeros = [name for name in ("backoff", "backoff_max") if getattr(policy, name) == 0]
             text = (
-                f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy({'=0, '.join(zeros)}=0) "
-                f"does not delay the next time. If it may start later, set {' and '.join(zeros)}. The last time: {last}"
+                f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy("
+                f"{'=0, '.join(zeros)}=0) does not delay the next time. If it may start later, set "
+                f"{' and '.join(zeros)}. The last time: {last}"
             )
         causes = [copy_error(crash) for crash in crashes]
         return _caused(errors.RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from envactors.errors import ActorDiedError, ActorError, ActorTimeoutError, RemoteTraceback, cause_of
 from envactors.mailbox.pickling import safe_traceback
@@ -12,11 +13,12 @@ _FRAME = re.compile(r"^  File ", re.MULTILINE)
 _STACKS = re.compile(r"(?:^.*\(most recent call first\):(?:\n  .*)*\n*)+", re.MULTILINE)
 # The most lines of stderr that errors contain, and of the stacks of a fatal error.
 _MOST_LINES, _MOST_LINES_OF_STACKS = 50, 30
-# The modules that call env code.
+# The modules that call env code. They may have other directories, as those of workers on nodes have.
 _LIBRARY = re.compile(
-    r"^.*[/\\]envactors[/\\](vector_env\.py|"
-    r"(actor|backends|integrations|mailbox|pools|reruns|rollout|state|vector|worker)[/\\])"
+    r"^.*[/\\]envactors[/\\]((?:vector_env|"
+    r"(?:actor|backends|integrations|mailbox|pools|reruns|rollout|state|vector|worker)[/\\][\w/\\]{1,80})\.py)"
 )
+_PACKAGE = Path(__file__).parents[1]
 
 
 def evidence_of(error: ActorError) -> str:
@@ -38,9 +40,15 @@ def evidence_of(error: ActorError) -> str:
 def _without_library(traceback: str) -> str:
     """Return a traceback from the first frame of a user on."""
     head, *frames = _FRAME.split(traceback.strip("\n"))
-    while len(frames) > 1 and _LIBRARY.match(frames[0]):
+    while len(frames) > 1 and _is_of_library(frames[0]):
         del frames[0]
     return head + "".join(f"  File {frame}" for frame in frames)
+
+
+def _is_of_library(frame: str) -> bool:
+    """Return whether a frame is of this library: this package has a module of its path, too."""
+    found = _LIBRARY.match(frame)
+    return found is not None and (_PACKAGE / found[1].replace("\\", "/")).is_file()
 
 
 def order_fatal_error(stderr: str) -> str:
@@ -77,7 +85,7 @@ def _trim(stack: str) -> tuple[str, bool]:
     head, *frames = _FRAME.split(stack)
     if "most recent call first" not in head:
         frames.reverse()
-    ours = [_LIBRARY.match(frame) is not None for frame in frames]
+    ours = [_is_of_library(frame) for frame in frames]
     if not any(ours):
         return stack, False
     end = len(ours) - ours[::-1].index(True)  # those after it have started the library

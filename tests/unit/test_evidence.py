@@ -75,3 +75,11 @@ def test_everything_else_in_stderr_stays_as_it_is():
 def test_frames_of_modules_that_call_env_code_are_left_out(module):
     stack = 'Current thread 0x00007f9cee (most recent call first):\n  File "/home/me/env.py", line 6 in get_state'
     assert order_fatal_error(f'{stack}\n  File "/site/envactors/{module}", line 98 in get') == stack
+
+
+@pytest.mark.parametrize("where", ["worker/my_env.py", "pools/host.py", "rollout\\my.py", "actor/" + "x" * 5000])
+def test_frames_of_users_whose_directories_have_the_names_of_this_package_stay(where):
+    head = "Current thread 0x00007f9cee (most recent call first):\n"
+    mine = f'  File "/home/me/envactors/{where}", line 6 in step\n'
+    ours = '  File "C:\\site\\envactors\\worker\\host.py", line 98 in step'
+    assert order_fatal_error(head + mine + ours) == head + mine.rstrip()
