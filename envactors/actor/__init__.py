@@ -8,9 +8,10 @@ The way of a call and of its reply:
                                                         ▼            ▲ frame
     worker                                              runs one job at a time
 
-In the queue, a call waits until the worker is free. So a reply, a deadline, or an exit always belongs to the one job
-that is running. A thread that waits for a result may borrow the channel and do the work of the loop (`loan`). When the
-process exits, `Actor.handle_exit` decides about the running job and about the next process.
+In the queue, a call waits until the worker is free. So a reply, a deadline, or an exit belongs to the one job that is
+running; an idle or starting process has none. A thread that waits for a result may borrow the channel and do the work
+of the loop (`loan`). When the process exits, `Actor.handle_exit` decides about the running job and about the next
+process.
 
 Begin to read with `job`, `job_queue`, and the table of phases in `actor`.
 

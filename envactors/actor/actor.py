@@ -247,7 +247,9 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             self._process_results()
             jobs = self.jobs.running, self.jobs.renewal
-            is_running = any(job and job.future is future for job in jobs) or self.tenant.is_posted_for(future)
+            is_running = any(job is not None and job.future is future for job in jobs) or self.tenant.is_posted_for(
+                future
+            )
             if is_running:
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)
@@ -257,7 +259,8 @@ class Actor(ActorBase):
             # A call that was running in an earlier process may be queued for another try.
             end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
             was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
-            self.jobs.record_failed(was_queued)
+            if was_queued:
+                self.jobs.record_failed()
             return was_queued
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:

@@ -142,7 +142,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def accept(self, job: Job) -> None:
-        """Run a call, or queue a call or a renewal.
+        """Queue a call or another job. In-process actors take only calls, and run them at once.
 
         Raises:
             ActorClosedError: The actor was closed.
@@ -181,7 +181,7 @@ class ActorBase(ABC):
 
         Args:
             incarnation: The incarnation of that process. Nothing happens if the current one is another.
-            make_error: Returns the error that names the env. It unpickles an exception.
+            make_error: Returns the error that names the env. It may unpickle an exception.
         """
 
     @abstractmethod

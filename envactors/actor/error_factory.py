@@ -41,7 +41,7 @@ class ErrorFactory:
     # Refused before it was sent ------------------------------------------------------------------------
 
     def unpicklable_arguments(self, activity: Activity, cause: BaseException) -> ActorError:
-        """Return the error of arguments that could not be sent."""
+        """Return the error of arguments that could not be sent. Formats the cause, so not under the lock."""
         who, where = self._locate(activity)
         text = f"{self._sent_for(activity.method)} for {who} cannot be pickled: {safe_repr(cause)}"
         return _caused(errors.SerializationError(text, **where), cause)
@@ -173,7 +173,7 @@ class ErrorFactory:
             why = f" and was ended{after}" if refusal is None else f": {refusal}"
             return f"{who} was not ready within its start deadline of {self._config.deadlines.start} s{why}"
         if refusal is not None:
-            return f"{who} could not be started: {refusal if report.is_refused else repr(refusal)}"
+            return f"{who} could not be started: {refusal if report.is_refused else safe_repr(refusal)}"
         begun = "its initializer had returned" if self._config.is_executor else "its env was made"
         return f"{who} {_describe_end(report)}{after} before {begun}"
 

@@ -212,6 +212,10 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
         Returns:
             True if the call was canceled, now or before, or was running; False if it had ended, or for a rollout.
+
+        Raises:
+            ActorError: The call is running, and its backend cannot kill.
+            ActorClosedError: This process is a fork of the one that made the actor.
         """
         return self.owner.abort(self)
 

@@ -57,7 +57,7 @@ class MethodCaller(BoundToProcess, Generic[T_co]):
     _is_shared: bool = False
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture[Any]]:
-        return functools.partial(self.call, name if name[:1] != "_" else public_name(name))
+        return functools.partial(self.call, public_name(name))
 
     @overload
     def call(
@@ -83,6 +83,7 @@ class MethodCaller(BoundToProcess, Generic[T_co]):
             AttributeError: The name begins with an underscore.
             TypeError: ``method`` is neither a name nor a method of a class.
             RuntimeError: Env code of an in-process actor calls an env of that actor.
+            VectorInputError: It is ``step`` or ``reset`` of an env that shares its process.
             ActorClosedError: The actor was closed.
         """
         name = method if type(method) is str and not method.startswith("_") else method_name(method)
@@ -171,7 +172,7 @@ class ActorView(MethodCaller[T_co]):
                 those of this handle, at first 0.
 
         Raises:
-            ValueError: A value is negative.
+            ValueError: A value is negative, or not a number.
         """
         deadline = as_timeout(self._deadline if deadline is None else deadline, "options(deadline=...)")
         retries = self._retries if retries is None else retries
@@ -203,12 +204,15 @@ class ActorHandle(ActorView[T_co]):
         return future
 
     def kill(self, *, restart: bool = False) -> None:
-        """Kill the process with SIGKILL immediately.
+        """Kill the process immediately, without closing the env. In a thread or in this process, drop the env.
 
         Args:
             restart: False: running and queued calls get ``ActorDiedError(aborted=True)``, and later ones raise
                 `ActorClosedError`. True: only the running call fails; a new process runs the queued ones, also if the
                 actor was dead.
+
+        Raises:
+            ActorError: A call is running, and the backend cannot kill.
         """
         self._actor.kill(restart)
 

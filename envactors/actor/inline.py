@@ -18,6 +18,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.calls import Call
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.job import Job
 from envactors.actor.log import ActorLog
 from envactors.actor.request_stack import InlineRequest, RequestStack, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
@@ -151,35 +152,35 @@ class InlineActor(ActorBase):
 
     # Requests --------------------------------------------------------------------------------------------
 
-    def accept(self, job: Any) -> None:
-        call: Call = job  # all other jobs need a process
-        activity = Activity(call.method, call.index)
+    def accept(self, job: Job) -> None:
+        assert isinstance(job, Call), "all other jobs need a process"
+        activity = Activity(job.method, job.index)
         if self.closed.is_set:
             raise self.errors.actor_closed(activity)
         self.check_not_within()
         try:
             self.make_missing(activity)
         except ActorError as error:
-            call.future.set_exception(error)
+            job.future.set_exception(error)
             return
-        if call.incarnation not in (None, self.process.incarnation):
-            call.future.set_exception(self.errors.process_gone(activity, call.incarnation, self.last_exit_error))
+        if job.incarnation not in (None, self.process.incarnation):
+            job.future.set_exception(self.errors.process_gone(activity, job.incarnation, self.last_exit_error))
             return
         activity = activity._replace(call_id=next(self._call_ids), started_at=time.monotonic())
-        call.future.set_running()
-        request = _Request(self, call.index, activity)
+        job.future.set_running()
+        request = _Request(self, job.index, activity)
         with self.lock, self.request_stack.enter(request):
             request.server = server = self._server
             if server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
-                call.future.set_exception(self.unusable_error(activity))
+                job.future.set_exception(self.unusable_error(activity))
                 return
-            kind, payload = server.execute(call.kind, call.payload)
+            kind, payload = server.execute(job.kind, job.payload)
             self._completed += 1
             reply = Frame(kind, self.process.incarnation, activity.call_id, payload)
-            if call.before_outcome is not None:
-                call.before_outcome(reply)
-        recording.recorder.on_span(self, call.method, activity.started_at)
-        call.future.set_outcome(self.errors.outcome(activity, reply, self.pid))
+            if job.before_outcome is not None:
+                job.before_outcome(reply)
+        recording.recorder.on_span(self, job.method, activity.started_at)
+        job.future.set_outcome(self.errors.outcome(activity, reply, self.pid))
 
     def check_not_within(self) -> None:
         """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.

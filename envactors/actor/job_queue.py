@@ -42,7 +42,8 @@ class JobQueue:
 
     A job enters by `enqueue`, by `start_in_process`, or as rows by `try_run_rows`. It leaves by its reply, by `end`, by
     the exit of the process, or by an error. Between two changes, every unfinished job is in one place: in `waiting`,
-    in `running`, or in `renewal`. While the worker is free, a job waits only if it needs a permit.
+    in `running`, or in `renewal`. While the worker is free, a job waits only if it or one before it needs
+    a permit.
 
     The methods are reentrant. A dispatch may end the running rows, whose results may make the tenant queue other jobs:
     `dispatch` -> `Job.try_finish` -> `Tenant.collect_completed` -> `EnvGroup.recover` -> `enqueue` -> `dispatch`. That
@@ -271,7 +272,8 @@ class JobQueue:
 
     def _fail(self, job: Job, error_of: ErrorOf) -> None:
         """Fail a job, count it, and forget it."""
-        self.failed += job.future is not None and not isinstance(job, Renewal)
+        if job.future is not None and not isinstance(job, Renewal):
+            self.failed += 1
         job.fail(error_of)
         self._forget(job)
 
@@ -312,7 +314,8 @@ class JobQueue:
             self.renewal = job
         elif job is not None:
             if job.handle_exit(process_exit):
-                self.failed += job.future is not None and job.future.done()
+                if job.future is not None and job.future.done():
+                    self.failed += 1
                 self._forget(job)
             else:
                 job.call_id, job.started_at = 0, 0.0

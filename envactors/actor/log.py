@@ -21,7 +21,7 @@ _log = logging.getLogger("envactors.actors")
 _log.addHandler(logging.NullHandler())
 # Users get these messages in no other way, so they are printed by default.
 _notices = logging.getLogger("envactors")
-# How often at most the log shows why a process has ended, in seconds: all actors may crash in a loop.
+# How often at most the log shows why a process of an actor has ended, in seconds: the actor may crash in a loop.
 _EVIDENCE_PERIOD = 1.0
 # How long a worker may take to write its stacks, in seconds.
 STACKS_PATIENCE = 1.0
@@ -85,7 +85,7 @@ class ActorLog:
 
     def write_end_of_standby(self, error: ActorError) -> None:
         """Warn that a standby is dead."""
-        text = f"{self._actor.name} cannot be restarted; the actors that it served continue: {error}"
+        text = f"actor {self._actor.name!r} cannot be restarted; the actors that it served continue: {error}"
         self._actor.runtime.log(lambda: _notices.warning("%s", text))
 
 

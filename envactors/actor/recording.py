@@ -26,7 +26,7 @@ class RecordedVector(Protocol):
 class Recorder:
     """Ignores everything; the base class of recorders.
 
-    Actors call it under their locks, so its methods are short and never call actors. Times are those of
+    Actors call it, often under their locks, so its methods are short and never call actors. Times are those of
     `time.monotonic`, in seconds.
     """
 

@@ -14,8 +14,8 @@ class ActorState(enum.Enum):
     STARTING = "starting"  # its first process has not made its envs yet
     IDLE = "idle"  # it runs nothing; an actor of a pool may not have started a process yet
     BUSY = "busy"  # a call, a step, or another request is running
-    RENEWING = "renewing"  # its process is being replaced, or waits for the backoff of a restart
-    DEAD = "dead"  # its process has ended, and is not replaced unless the user renews the actor
+    RENEWING = "renewing"  # its process is being replaced, its start has failed, or a restart waits for its backoff
+    DEAD = "dead"  # its process has ended; another one starts only if the user renews the actor, or if a pool needs it
     CLOSED = "closed"  # it accepts no more calls, and its process has ended or was killed
 
 
@@ -35,13 +35,13 @@ class ActorStats:
         queued: Requests that are queued now, with those that the library makes itself.
         last_failure: The last crash or failed start; None if there was none.
         state: Its state.
-        pid: The process id; None while there is no process.
+        pid: The process id, for in-process actors that of the caller; None while there is no process.
         node: The node that runs the process; None on this machine.
         incarnation: The index of the process: 0 for the first, one more for each replacement.
-        method: The running method; None if none is running.
+        method: The running method; None if none is running, and for in-process actors.
         elapsed: How long that method has been running, in seconds.
-        rss: Resident memory, in bytes; 0 while there is no process.
-        started_in: How long the last start took, in seconds; None before the first.
+        rss: Resident memory, in bytes; 0 while there is no process, and for in-process actors.
+        started_in: How long the last start took, in seconds; None before the first, and for in-process actors.
         replays: How often an env was replayed by ``on_failure="replay"``.
         longest_replay: How long the longest replay took, in seconds.
     """
@@ -49,6 +49,7 @@ class ActorStats:
     completed: int = 0
     failed: int = 0
     restarts: int = 0
+    restart_in: float | None = None
     stale: int = 0
     queued: int = 0
     last_failure: ActorError | None = None
@@ -60,7 +61,6 @@ class ActorStats:
     elapsed: float = 0.0
     rss: int = 0
     started_in: float | None = None
-    restart_in: float | None = None
     replays: int = 0
     longest_replay: float = 0.0
 

@@ -85,12 +85,12 @@ class Tenant:
         return False
 
     def is_posted_for(self, future: ActorFuture) -> bool:
-        """Return whether the worker runs the request of this future."""
+        """Return whether the request of this future was posted to the worker, and is not complete."""
         del future
         return False
 
     def blame(self, future: ActorFuture) -> None:
-        """Blame the request of this future, if the worker runs it: the process is about to be ended because of it."""
+        """Blame the request of this future, if it was posted: the process is about to be ended because of it."""
 
     def repair(self, error_of: ErrorOf) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.

@@ -371,7 +371,7 @@ def test_a_standby_that_cannot_be_made_is_given_up_and_the_vector_continues(capl
         assert "failure" in envs.step([1, 1])[4][0]
         assert envs.step([1, 1])[4][0]["who"] == ("env-0", 0, 1)
     assert len([record for record in caplog.records if record.name == "envactors"]) == 1
-    assert "standby-0 cannot be restarted" in caplog.text
+    assert "actor 'standby-0' cannot be restarted" in caplog.text
     assert "no place for me" in caplog.text
 
 
