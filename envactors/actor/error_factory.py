@@ -237,11 +237,10 @@ class ErrorFactory:
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
         )
         if failed_starts >= most_failures(policy):
-            zeros = [name for name in ("backoff", "backoff_max") if getattr(policy, name) == 0]
+            zeros = ", ".join(f"{name}=0" for name in ("backoff", "backoff_max") if getattr(policy, name) == 0)
             text = (
-                f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy("
-                f"{'=0, '.join(zeros)}=0) does not delay the next time. If it may start later, set "
-                f"{' and '.join(zeros)}. The last time: {last}"
+                f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy({zeros}) does not "
+                f"delay the next time. If it may start later, set a backoff above 0. The last time: {last}"
             )
         causes = [copy_error(crash) for crash in crashes]
         return _caused(errors.RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)

@@ -18,7 +18,6 @@ _LIBRARY = re.compile(
     r"^.*[/\\]envactors[/\\]((?:vector_env|"
     r"(?:actor|backends|integrations|mailbox|pools|reruns|rollout|state|vector|worker)[/\\][\w/\\]{1,80})\.py)"
 )
-_PACKAGE = Path(__file__).parents[1]
 
 
 def evidence_of(error: ActorError) -> str:
@@ -48,7 +47,7 @@ def _without_library(traceback: str) -> str:
 def _is_of_library(frame: str) -> bool:
     """Return whether a frame is of this library: this package has a module of its path, too."""
     found = _LIBRARY.match(frame)
-    return found is not None and (_PACKAGE / found[1].replace("\\", "/")).is_file()
+    return found is not None and (Path(__file__).parents[1] / found[1].replace("\\", "/")).is_file()
 
 
 def order_fatal_error(stderr: str) -> str:

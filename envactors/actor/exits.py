@@ -150,12 +150,11 @@ class RestartTracker:
         now = time.monotonic()
         memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
         self._crashes = [crash for crash in self._crashes if crash.is_granted and now - crash.when < memory]
-        granted = self._granted(-math.inf)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
         # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
         report = process.report or ExitReport()
         is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
-        delay = None if is_hopeless else restart_delay(self._policy, granted, now, self.failed_starts)
+        delay = None if is_hopeless else restart_delay(self._policy, self._granted(-math.inf), now, self.failed_starts)
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)

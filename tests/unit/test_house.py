@@ -16,7 +16,7 @@ CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
 MOST_PACKAGE_LINES = 25_022
-MOST_HEART_LINES = 6_147
+MOST_HEART_LINES = 6_162
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 
 

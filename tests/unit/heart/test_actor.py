@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from fakes import SOON, call
+from fakes import SOON, FakeBackend, call
 
 import envactors as ea
 from envactors.actor import actor as actor_module
@@ -809,15 +809,26 @@ def test_a_kill_before_the_first_start_leaves_the_first_incarnation_to_the_first
     assert actor.process.incarnation == 1
 
 
+class BrokenError(Exception):
+    def __repr__(self):
+        raise KeyError("broken")
+
+
+def test_a_backend_whose_exception_has_no_repr_fails_the_start(actors, monkeypatch):
+    def start(*_):
+        raise BrokenError
+
+    monkeypatch.setattr(FakeBackend, "start", start)
+    actor, _ = actors(restart=ea.RestartPolicy(max_restarts=0))
+    with pytest.raises(ea.ActorStartError, match="could not be started: <BrokenError"):
+        call(actor).result(SOON)
+
+
 @pytest.mark.parametrize(
-    ("backoffs", "cause", "advice"),
-    [
-        ((0.0, 5.0), "(backoff=0)", "set backoff."),
-        ((1.0, 0.0), "(backoff_max=0)", "set backoff_max."),
-        ((0.0, 0.0), "(backoff=0, backoff_max=0)", "set backoff and backoff_max."),
-    ],
+    ("backoffs", "cause"),
+    [((0.0, 5.0), "(backoff=0)"), ((1.0, 0.0), "(backoff_max=0)"), ((0.0, 0.0), "(backoff=0, backoff_max=0)")],
 )
-def test_an_actor_that_never_starts_names_the_option_that_delays_no_start(actors, backoffs, cause, advice):
+def test_an_actor_that_never_starts_names_the_option_that_delays_no_start(actors, backoffs, cause):
     actor, backend = actors(restart=ea.RestartPolicy(100, backoff=backoffs[0], backoff_max=backoffs[1]))
     future = call(actor)
     for _ in range(10):
@@ -825,7 +836,6 @@ def test_an_actor_that_never_starts_names_the_option_that_delays_no_start(actors
     with pytest.raises(ea.RestartsExhaustedError) as caught:
         future.result(SOON)
     assert f"failed to start 10 times in a row, and restart=RestartPolicy{cause} does not" in str(caught.value)
-    assert f"If it may start later, {advice} The last time" in str(caught.value)
 
 
 def test_an_actor_on_demand_whose_envs_were_made_before_retries_a_start(actors):
