@@ -433,10 +433,7 @@ class Actor(ActorBase):
 
     def _start_next_process(self) -> None:
         """Start the next process: that of a ready standby, else a new one."""
-        process = self.process
-        # An actor that was killed before its first start has begun no process yet.
-        incarnation = process.incarnation + 1 if process.launched_at > 0.0 else process.incarnation
-        self._start_process(incarnation, self.starter.take_standby(0.0))
+        self._start_process(self.process.incarnation + 1, self.starter.take_standby(0.0))
 
     def _start_process(self, incarnation: int, standby: Worker | None = None) -> None:
         """Start a process, or take that of a standby."""

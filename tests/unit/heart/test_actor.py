@@ -793,22 +793,6 @@ def test_a_factory_that_raises_after_a_kill_during_the_first_start_is_not_retrie
     assert actor.process.incarnation == 1
 
 
-@pytest.mark.parametrize("is_woken", [False, True])
-def test_a_kill_before_the_first_start_leaves_the_first_incarnation_to_the_first_process(actors, is_woken):
-    actor, backend = actors(is_on_demand=True)
-    with actor.lock:  # the loop cannot start a process
-        if is_woken:
-            actor.wake()
-        actor.kill(restart=True)
-    backend.next_worker().serve_start()
-    wait_until(lambda: actor.phase is Phase.LIVE)
-    assert actor.process.incarnation == 0
-    actor.kill(restart=True)
-    backend.next_worker().serve_start()
-    wait_until(lambda: actor.phase is Phase.LIVE)
-    assert actor.process.incarnation == 1
-
-
 class BrokenError(Exception):
     def __repr__(self):
         raise KeyError("broken")
