@@ -136,7 +136,8 @@ def when_this_thread_sleeps(act: Callable[[], Any]) -> StoppingThread:
     native = threading.get_native_id()
 
     def wait() -> None:
-        while not _sleeps(me, native):
+        # Twice: it may wait for the GIL, which this thread has. A signal that came then would not wake its next wait.
+        while not (_sleeps(me, native) and _sleeps(me, native)):
             pass
         act()
 
