@@ -89,11 +89,14 @@ class Rows:
         return bool(self.ops[index] & NO_AUTORESET) and self.slab.ends_episode(index, self.ops[index])
 
     def content(self, index: int) -> bytes | memoryview | None:
-        """Return the info and the object leaves in a complete row, pickled; None if there are none."""
+        """Return the info and the object leaves in a complete row, pickled; None if there are none.
+
+        Nor are there any if env code writes to the memory meanwhile, so that the encoding is another one by now.
+        """
         encoding = self.infos.encodings[index]
         if encoding == PLAIN:
             return None
-        return bytes(self.slab.inline_info(index)) if encoding == INLINE_INFO else self.overflow[index]
+        return bytes(self.slab.inline_info(index)) if encoding == INLINE_INFO else self.overflow.get(index)
 
     # Changes ---------------------------------------------------------------------------------------------
 

@@ -115,6 +115,13 @@ def test_a_row_with_an_overflow_is_complete_once_that_has_come(table, encoding):
     assert table.has_failed(1) == (encoding == FAILED_INFO)
 
 
+@pytest.mark.parametrize("encoding", [OVERFLOW, OVERFLOW + 1, 255])
+def test_a_row_that_env_code_overwrites_while_it_is_delivered_has_no_content(table, encoding):
+    complete(table, 0)
+    table.rows.infos.encodings[0] = encoding
+    assert table.rows.content(0) is None
+
+
 def test_the_next_post_forgets_the_overflow(table):
     table.write_requests(ALL, 5, False)
     table.rows.overflow[1] = memoryview(b"content")
