@@ -44,7 +44,7 @@ class Namespace:
         # The globals as they were last written, and what was written then.
         self._known = dict(self.values)
         self._written: dict[str, Any] | None = None
-        self.assigned = set(assigned)
+        self.assigned: set[str] = set(assigned)
 
     def write(self, sent: dict[str, Any]) -> None:
         """Write the values that came with a function, except those that code in this worker has assigned."""
