@@ -246,10 +246,8 @@ class Actor(ActorBase):
             return True
         with self.lock, self.lock.change(self):
             self._process_results()
-            jobs = self.jobs.running, self.jobs.renewal
-            is_running = any(job is not None and job.future is future for job in jobs) or self.tenant.is_posted_for(
-                future
-            )
+            jobs = [job for job in (self.jobs.running, self.jobs.renewal) if job is not None]
+            is_running = any(job.future is future for job in jobs) or self.tenant.is_posted_for(future)
             if is_running:
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)

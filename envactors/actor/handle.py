@@ -83,7 +83,7 @@ class MethodCaller(BoundToProcess, Generic[T_co]):
             AttributeError: The name begins with an underscore.
             TypeError: ``method`` is neither a name nor a method of a class.
             RuntimeError: Env code of an in-process actor calls an env of that actor.
-            VectorInputError: It is ``step`` or ``reset`` of an env that shares its process.
+            VectorInputError: It is ``step`` or ``reset``, and envs of the vector share processes.
             ActorClosedError: The actor was closed.
         """
         name = method if type(method) is str and not method.startswith("_") else method_name(method)

@@ -708,13 +708,19 @@ def test_a_standby_on_a_node_that_is_drained_moves_and_is_not_taken(actors):
     assert not actor.process.was_standby
 
 
-def test_only_a_crash_of_a_standby_counts_as_its_restart(actors):
+def crash_beside_a_standby(actors):
+    """Return the worker of a standby, the standby, the actor that takes the worker, and the backends of both."""
     lock = ChangeLock()
     standby, spares = actors(lock=lock, is_standby=True)
     spare = spares.next_worker().serve_start()
     wait_until(lambda: standby.phase is Phase.LIVE)
     actor, backend = actors(lock=lock, standbys=[standby.give_process])
     backend.next_worker().serve_start().crash()
+    return spare, standby, actor, spares, backend
+
+
+def test_only_a_crash_of_a_standby_counts_as_its_restart(actors):
+    spare, standby, actor, spares, _ = crash_beside_a_standby(actors)
     spare.serve_start()
     second = spares.next_worker().serve_start()
     wait_until(lambda: standby.phase is Phase.LIVE)
@@ -725,14 +731,9 @@ def test_only_a_crash_of_a_standby_counts_as_its_restart(actors):
 
 
 def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_next_process(actors):
-    lock = ChangeLock()
-    standby, spares = actors(lock=lock, is_standby=True)
-    spare = spares.next_worker().serve_start()
-    wait_until(lambda: standby.phase is Phase.LIVE)
-    actor, backend = actors(lock=lock, standbys=[standby.give_process])
-    backend.next_worker().serve_start().crash()
+    spare, _, actor, _, backend = crash_beside_a_standby(actors)
     wait_until(lambda: actor.process.was_standby)
-    spare.far.close()  # the loop infers_spec of the end of the channel before that of the process
+    spare.far.close()  # the loop learns of the end of the channel before that of the process
     wait_until(lambda: actor.process.worker.at_end)
     spare.crash()
     worker = backend.next_worker().serve_start()
