@@ -12,12 +12,13 @@ import gc
 import itertools
 import operator
 import sys
-import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from envactors.mailbox.pickling import IMMUTABLE, loads
+from envactors.worker.context import current_actor
 
 _MISSING: Final = object()
 # The name of a module that workers can import, else an empty one, and an id of its globals.
@@ -56,8 +57,8 @@ class Namespace:
         self._known, self._written = dict(self.values), sent
 
 
-class _Namespaces(threading.local):
-    """The namespaces of the calling thread: in-process workers share nothing.
+class _Namespaces:
+    """The namespaces of one actor: in-process workers share nothing.
 
     Attributes:
         all: The namespaces.
@@ -71,14 +72,24 @@ class _Namespaces(threading.local):
         self.sent: dict[Key, dict[str, Any]] = {}
 
 
-_namespaces = _Namespaces()
+# By the id of the actor's context; that of None is for loading functions outside a worker.
+_by_actor: dict[int, _Namespaces] = {id(None): _Namespaces()}
+
+
+def _namespaces() -> _Namespaces:
+    """Return those of the current actor, whatever thread it runs in."""
+    actor = current_actor()
+    if id(actor) not in _by_actor:
+        weakref.finalize(actor, _by_actor.pop, id(actor))
+        _by_actor[id(actor)] = _Namespaces()
+    return _by_actor[id(actor)]
 
 
 def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     """Call an initializer. Functions of modules that are loaded later see the globals that it assigns there."""
     modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
     before = [dict(values) for _, values in modules]
-    spaces = _namespaces.all.values()
+    spaces = _namespaces().all.values()
     sent = [(space, name, [*_contents_of(value)]) for space in spaces for name, value in space.values.items()]
     function(*arguments)
     for space, name, contents in sent:
@@ -86,35 +97,39 @@ def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]
         if not all(itertools.starmap(has_same_items, pairs)):
             space.assigned.add(name)
     for (name, now), old in zip(modules, before, strict=True):
-        _namespaces.assigned[name] = {key: new for key, new in dict(now).items() if old.get(key, _MISSING) is not new}
+        _namespaces().assigned[name] = {key: new for key, new in dict(now).items() if old.get(key, _MISSING) is not new}
 
 
 def globals_for_load(key: Key, values: dict[str, Any]) -> dict[str, Any]:
     """Return the globals of a module, for a function that is being loaded. Pickles refer to this."""
-    if key not in _namespaces.all:
-        _namespaces.all[key] = Namespace(values, _namespaces.assigned.get(key[0], {}))
-    return _namespaces.all[key].values
+    spaces = _namespaces()
+    if key not in spaces.all:
+        spaces.all[key] = Namespace(values, spaces.assigned.get(key[0], {}))
+    return spaces.all[key].values
 
 
 def write_sent(key: Key, sent: dict[str, Any]) -> dict[str, Any]:
     """Write the globals that a function uses; return those that are left to write, which are none."""
-    _namespaces.all[key].write(sent)
-    _namespaces.sent.setdefault(key, {}).update(sent)
+    spaces = _namespaces()
+    spaces.all[key].write(sent)
+    spaces.sent.setdefault(key, {}).update(sent)
     return {}
 
 
 def load_function(pickled: bytes) -> tuple[types.FunctionType, dict[Key, dict[str, Any]]]:
     """Load a function; return it with the values that have come with it, for `write_again`."""
-    _namespaces.sent = {}
+    spaces = _namespaces()
+    spaces.sent = {}
     function = loads(pickled)
-    sent, _namespaces.sent = _namespaces.sent, {}
+    sent, spaces.sent = spaces.sent, {}
     return function, sent
 
 
 def write_again(parts: dict[Key, dict[str, Any]]) -> None:
     """Write the values that came with a function again, if another function has come with others."""
+    spaces = _namespaces()
     for key, sent in parts.items():
-        _namespaces.all[key].write(sent)
+        spaces.all[key].write(sent)
 
 
 def global_names(code: types.CodeType) -> Iterator[str]:

@@ -813,6 +813,27 @@ def test_local_functions_see_what_the_initializer_of_their_module_has_assigned(m
         assert pool.submit(functions.make_getter()).result(SOON) == ("loaded", 6)
 
 
+@pytest.mark.parametrize("backend", ["process", "thread", "inline"])
+def test_each_executor_has_its_globals_whatever_thread_submits(run_in_main, backend):
+    run_in_main(
+        f"""
+    def use_in_thread(pool):
+        futures = []
+        thread = threading.Thread(target=lambda: futures.append(pool.submit(use)))
+        thread.start()
+        thread.join()
+        return futures.pop().result()
+
+    options = dict(initializer=initialize, backend={backend!r})
+    with ea.Executor(1, initargs=("one",), **options) as one, ea.Executor(1, initargs=("two",), **options) as two:
+        for _ in range(2):
+            for pool, value in ((one, "one"), (two, "two")):
+                assert pool.submit(use).result() == (value, "assigned")
+                assert use_in_thread(pool) == (value, "assigned")
+        """
+    )
+
+
 def test_functions_of_a_script_that_a_profiler_runs_see_what_the_initializer_has_assigned(run_in_main):
     run_in_main(
         """
