@@ -8,8 +8,7 @@ stays, and so does a value that the initializer changes: the values that come wi
 from __future__ import annotations
 
 import dis
-import gc
-import itertools
+import hashlib
 import operator
 import sys
 import types
@@ -17,14 +16,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from envactors.mailbox.pickling import IMMUTABLE, loads
+from envactors.mailbox.pickling import CACHED_FUNCTION, ValuePickler, loads
 from envactors.worker.context import current_actor
 
 _MISSING: Final = object()
 # The name of a module that workers can import, else an empty one, and an id of its globals.
 Key: TypeAlias = tuple[str, int]
 # Values whose contents, if they have any, are not of one global alone.
-_NO_CONTENTS: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_NO_CONTENTS: Final = (type, types.ModuleType, types.FunctionType)
 _GLOBAL_NAMES: Final = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 
 
@@ -90,11 +89,10 @@ def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]
     modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
     before = [dict(values) for _, values in modules]
     spaces = _namespaces().all.values()
-    sent = [(space, name, [*_contents_of(value)]) for space in spaces for name, value in space.values.items()]
+    sent = [(space, name, _digest_of(value)) for space in spaces for name, value in space.values.items()]
     function(*arguments)
-    for space, name, contents in sent:
-        pairs = itertools.zip_longest(contents, _contents_of(space.values.get(name)), fillvalue=list[Any]())
-        if not all(itertools.starmap(has_same_items, pairs)):
+    for space, name, digest in sent:
+        if digest is None or digest != _digest_of(space.values.get(name)):
             space.assigned.add(name)
     for (name, now), old in zip(modules, before, strict=True):
         _namespaces().assigned[name] = {key: new for key, new in dict(now).items() if old.get(key, _MISSING) is not new}
@@ -147,12 +145,22 @@ def has_same_items(items: list[Any], others: list[Any]) -> bool:
     return len(items) == len(others) and all(map(operator.is_, items, others))
 
 
-def _contents_of(value: Any) -> Iterator[list[Any]]:
-    """Yield a value, the items of containers in it, and the attributes of objects in it, in lists."""
-    found, seen = [value], set[int]()
-    yield [value]
-    for one in found:  # which grows meanwhile
-        if id(one) not in seen and not isinstance(one, _NO_CONTENTS):
-            seen.add(id(one))
-            yield (contents := gc.get_referents(one))
-            found += [each for each in contents if type(each) not in IMMUTABLE]
+class _StatePickler(ValuePickler):
+    """Pickles the contents of values, also of caches; what is not of one global alone it pickles as ids."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, CACHED_FUNCTION):
+            return tuple, ((id(obj), *obj.cache_info()),)
+        if isinstance(obj, _NO_CONTENTS):
+            return abs, (id(obj),)
+        return super().reducer_override(obj)
+
+
+def _digest_of(value: Any) -> bytes | None:
+    """Return a digest of the contents of a value; None if they cannot be pickled."""
+    digest = hashlib.blake2b()
+    try:
+        _StatePickler(types.SimpleNamespace(write=digest.update)).dump(value)
+    except Exception:
+        return None
+    return digest.digest()

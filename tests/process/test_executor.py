@@ -805,6 +805,32 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_changed_in_pl
     )
 
 
+def test_functions_of_the_main_script_see_what_the_initializer_has_written_into_memory(run_in_main):
+    run_in_main(
+        """
+    import random
+    import numpy as np
+    weights, layers, code, dice = np.zeros(3), {"first": [np.zeros(3)]}, bytearray(1), random.Random(0)
+    untouched = np.zeros(3)
+
+    def fill(value):
+        weights[:] = layers["first"][0][:] = code[0] = value
+        dice.seed(value)
+        untouched.sum()
+
+    def read():
+        return sum(weights), sum(layers["first"][0]), code[0], sum(untouched), dice.random()
+
+    with ea.Executor(1, initializer=fill, initargs=(5,)) as pool:
+        for number in (1, 2):
+            untouched[:] = number
+            found = pool.submit(read).result()
+            assert found[:4] == (15, 15, 5, 3 * number)
+            assert found[4] == random.Random(5).random() or number == 2
+        """
+    )
+
+
 def test_local_functions_see_what_the_initializer_of_their_module_has_assigned(monkeypatch):
     monkeypatch.setattr(functions, "calls", 5)
     with executor(1, initializer=functions.set_state, initargs=("loaded",)) as pool:
