@@ -91,6 +91,8 @@ class ErrorFactory:
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",
         }
         problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")
+        if failure.fault == Fault.ARGUMENTS and isinstance(cause, ImportError):
+            problem += ", which cannot import a module: try cloudpickle.register_pickle_by_value(module)"
         who, where = self._locate(activity, incarnation, pid)
         text = f"{problem}, {who}{_elapsed(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(errors.SerializationError(text, **where), cause)

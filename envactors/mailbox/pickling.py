@@ -166,7 +166,8 @@ def load_message(kind: Callable[..., Message], payload: bytes | bytearray | memo
 def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
-    Values that refer to the caller's main module are pickled by value with cloudpickle, since workers never import it.
+    Values that refer to the caller's main module, which workers never import, or to one that is registered to be
+    pickled by value, are pickled with cloudpickle.
 
     Args:
         value: The value.
@@ -189,7 +190,7 @@ def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray
 
     try:
         data = pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
-        is_complete = not (_REFERENCE in data and b"_main__" in data)  # the end of each of `MAIN_NAMES`
+        is_complete = _REFERENCE not in data or not any(name in data for name in _by_value())
     except Exception as error:
         was_raised_by_python = error.__traceback__.tb_next is not None  # type: ignore[union-attr] # it was raised here
         if was_raised_by_python and _succeeds(lambda: pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)):
@@ -199,6 +200,11 @@ def dumps(value: Any, pickler: PicklerClass = ValuePickler) -> bytes | bytearray
         large.clear()
         data = _dump(pickler, value, pickle_in_band)
     return packing.pack(enumerate([data, *large])) if large else data
+
+
+def _by_value() -> list[bytes]:
+    """Return the modules to which no pickle may refer: the end of each of `MAIN_NAMES`, and the registered ones."""
+    return [b"_main__", *map(str.encode, cloudpickle.list_registry_pickle_by_value())]
 
 
 def dumps_by_value(value: Any) -> bytes:

@@ -12,8 +12,10 @@ import sys
 import textwrap
 import threading
 import time
+import types
 import weakref
 
+import cloudpickle
 import functions
 import numpy as np
 import psutil
@@ -504,6 +506,19 @@ def test_what_cannot_be_pickled_fails_its_own_call(pool):
     with pytest.raises(ea.SerializationError, match="<lambda> or its arguments for actor"):
         pool.submit(lambda: lock).result(SOON)
     assert pool.stats().failed == {"exception": 3}
+
+
+def test_functions_of_a_module_that_only_the_caller_has_say_what_to_do(pool, monkeypatch):
+    module = types.ModuleType("only_here")
+    exec("factor = 2\ndef double(value): return value * factor", vars(module))
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with pytest.raises(ea.SerializationError, match=r"cannot import .*register_pickle_by_value.*'only_here'"):
+        pool.submit(module.double, 1).result(SOON)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        assert pool.submit(module.double, 1).result(SOON) == 2
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def test_a_worker_killed_from_outside_fails_its_call_and_is_replaced(pool, tmp_path):

@@ -6,8 +6,10 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
+import cloudpickle
 from helpers import TwoArguments
 
 from envactors.mailbox.messages import Fault
@@ -51,6 +53,18 @@ def test_objects_from_main_are_pickled_by_value(monkeypatch):
         [dumps((main["Value"](21), main["double"])), *(dumps(tuple(failure)) for failure in failures)],
     )
     assert said == ["42 __main__", "MainError boom 7", "Local 8: bang 8"]
+
+
+def test_objects_from_modules_that_are_registered_are_pickled_by_value(monkeypatch):
+    module = types.ModuleType("only_here")
+    exec(MAIN, vars(module))
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        data = dumps((module.Value(21), module.double))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    assert in_another_interpreter("value, double = loads(data[0])\nprint(double(value).number)", [data]) == ["42"]
 
 
 def in_another_interpreter(code, data):
