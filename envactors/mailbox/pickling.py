@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import cloudpickle
 import numpy as np
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID, _class_setstate
 
 from envactors.errors import RemoteTraceback, SerializationError, VectorStepError, reduce_exception, set_cause
 from envactors.mailbox import packing
@@ -63,18 +64,22 @@ _BROKEN: Final = (Exception, SystemExit)
 _QUICK: Final = 0.5
 
 
+# The classes that came from another process, which has the latest attributes of each.
+_loaded_classes: weakref.WeakSet[type] = weakref.WeakSet()
+
 Message = TypeVar("Message")
 # Makes a pickler of a file, the protocol, and a callback for buffers: a class like `ValuePickler`.
 PicklerClass: TypeAlias = Callable[..., Any]
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
-    """Pickles what cloudpickle does not pickle well: code and what `functools` makes of functions.
+    """Pickles what cloudpickle does not pickle well: code, classes, and what `functools` makes of functions.
 
     Code has the tag of the interpreters that can run it; others would run it as other code. It keeps the name of its
-    file for tracebacks, in place of ``<dynamic-code>``. Functions wrapped by
-    `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by name. Until Python 3.12,
-    a `functools.cached_property` has a lock. A function wrapped by `functools.singledispatch` has a weak dict.
+    file for tracebacks, in place of ``<dynamic-code>``. A class that another process sends back keeps its attributes.
+    Functions wrapped by `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by
+    name. Until Python 3.12, a `functools.cached_property` has a lock. A function wrapped by `functools.singledispatch`
+    has a weak dict.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -93,7 +98,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
             _, arguments = self.dispatch_table[types.CodeType](obj)
             place = f"{obj.co_name} ({obj.co_filename}:{obj.co_firstlineno})"
             return load_code_by_value, (sys.implementation.cache_tag, place, obj.co_filename, arguments)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and reduced is not NotImplemented and reduced[-1] is _class_setstate:
+            return load_class, reduced[:2], *reduced[2:5], update_class
+        return reduced
 
 
 def has_importable_name(obj: Any) -> bool:
@@ -126,6 +134,21 @@ def load_code_by_value(tag: str, place: str, filename: str, arguments: tuple[Any
             f"{sys.implementation.cache_tag}: put it into a module that both sides can import"
         )
     return types.CodeType(*arguments).replace(co_filename=filename)
+
+
+def load_class(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """Return the class that was pickled by value if this process has it, else a new one, still without attributes."""
+    found: type | None = _DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+    if found is None:
+        found = make(*arguments)
+        _loaded_classes.add(found)
+    return found
+
+
+def update_class(loaded: type, state: Any) -> None:
+    """Set the attributes of a class that was pickled by value, but leave those of this process's own as they are."""
+    if loaded in _loaded_classes:
+        _class_setstate(loaded, state)
 
 
 def has_code(pickled: bytes) -> bool:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -462,6 +463,25 @@ def test_lambdas_and_local_classes_arrive():
     assert loads(dumps(lambda x: x + offset))(4) == 7
     assert loads(dumps(Local(5))).value == 5
     assert loads(dumps({"class": Local}))["class"](6).value == 6
+
+
+def test_classes_that_come_back_leave_those_of_this_process_as_they_are():
+    made = []
+
+    class Base:
+        def __init_subclass__(cls):
+            made.append(cls)
+
+    class Local(Base):
+        registry: ClassVar = []
+        count = 0
+
+    registry, data = Local.registry, dumps(Local())
+    Local.count = 5
+    assert type(loads(data)) is Local
+    assert Local.count == 5
+    assert Local.registry is registry
+    assert made == [Local]
 
 
 def test_functions_that_arrive_by_value_keep_their_file_for_tracebacks():
