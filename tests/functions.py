@@ -28,6 +28,15 @@ def get_state():
     return state
 
 
+def shut_down_state():
+    state.shutdown()
+
+
+def submit_to_state(count):
+    """Return the count of calls that are left after so many calls, each of which makes the next one."""
+    return count and state.submit(submit_to_state, count - 1).result()
+
+
 def make_getter():
     return lambda: (state, calls)
 

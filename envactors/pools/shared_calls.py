@@ -385,8 +385,14 @@ class SharedCalls(BoundToProcess):
         self.close_actors()
 
     def wait_ended(self) -> None:
-        """Wait until all calls have ended."""
+        """Wait until all calls have ended.
+
+        Raises:
+            RuntimeError: One of them has called this, and would wait for itself.
+        """
         if not self._is_inline:
+            if any(actor.is_run_by_this_thread for actor in self._actors):
+                raise self.first_actor.errors.called_by_own_env()
             self.queue.serve()  # an interrupt may have come between the last call and the start of a process for it
         while futures := self._unfinished():
             for future in futures:
@@ -434,5 +440,5 @@ class SharedCalls(BoundToProcess):
         call.index, call.future.owner = actor.config.first_index, actor
         try:
             actor.accept(call)
-        except ActorClosedError as error:
+        except (ActorClosedError, RuntimeError) as error:  # the latter if the only idle actor has made the call
             call.future.set_exception(error)

@@ -24,6 +24,7 @@ from helpers import FORK_SERVER, SOON, is_gone, promised, wait_for_path, wait_un
 from interrupting import interrupt
 
 import envactors as ea
+from envactors.pools.executor import ExecutorStats
 
 BACKENDS = [FORK_SERVER, "thread", "inline"]
 
@@ -258,6 +259,24 @@ def test_shutdown_without_waiting_lets_calls_end_and_then_ends_the_workers(tmp_p
     worker = waiting.result(SOON)
     assert running.result(SOON) == worker
     wait_until(lambda: is_gone(worker))
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_a_call_that_waits_for_its_own_end_gets_an_error(backend, monkeypatch):
+    with executor(backend=backend) as pool:
+        monkeypatch.setattr(functions, "state", pool)
+        with pytest.raises(RuntimeError, match="waits for a request of the same"):
+            pool.submit(functions.shut_down_state).result(SOON)
+    assert pool.stats() == ExecutorStats(1, 0, {"exception": 1}, waiting=0, running=0, restarts=0)
+
+
+def test_in_process_calls_that_make_more_calls_than_there_are_workers_get_an_error(monkeypatch):
+    with executor(2, backend="inline") as pool:
+        monkeypatch.setattr(functions, "state", pool)
+        assert pool.submit(functions.submit_to_state, 1).result(SOON) == 0
+        with pytest.raises(RuntimeError, match="waits for a request of the same"):
+            pool.submit(functions.submit_to_state, 2).result(SOON)
+        assert pool.stats() == ExecutorStats(5, 2, {"exception": 3}, waiting=0, running=0, restarts=0)
 
 
 def test_an_executor_that_nobody_holds_ends_its_workers():
