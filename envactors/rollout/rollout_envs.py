@@ -106,11 +106,13 @@ class RolloutEnvs:
     def write_rows(self) -> None:
         """Copy the last results to the rows of the envs. To do that again changes nothing.
 
-        Envs that have taken no steps keep their rows.
+        Envs that have taken no steps keep their rows. Repeats are no results.
         """
         last_rows, slab, trajectory = self._table.last_rows, self._table.slab, self.trajectory
-        ids = [index for index, steps in self.accepted_steps.items() if steps]
-        after = np.array([self.accepted_steps[index] for index in ids], np.int64)
+        kinds, accepted = trajectory.kinds, self.accepted_steps.items()
+        taken = {index: steps - kinds[:steps, index].tobytes().count(KIND_REPEAT) for index, steps in accepted}
+        ids = [index for index in taken if taken[index]]
+        after = np.array([taken[index] for index in ids], np.int64)
         buffer, last_step = last_rows.buffers(ids), after - 1
         for last, array in self._observations():
             last[buffer, ids] = array[after, ids]
@@ -119,7 +121,7 @@ class RolloutEnvs:
         slab.terminated[buffer, ids] = trajectory.terminated[last_step, ids]
         slab.truncated[buffer, ids] = trajectory.truncated[last_step, ids]
         for index, is_first in zip(ids, trajectory.starts[after, ids].tolist(), strict=True):
-            content = self.content_before(self.accepted_steps[index], index)
+            content = self.content_before(taken[index], index)
             last_rows.note_written(index, content, self._incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:

@@ -236,6 +236,16 @@ def test_repeats_count_as_complete_steps(backend, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_last_result_is_the_one_before_the_repeats(backend):
+    with ea.VectorEnv([lambda: Env(2)], backend=backend, autoreset="disabled", on_failure="renew") as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_policy)
+        envs.rollout(4)
+        last = envs.last_batch()
+    assert (last.obs.item(), last.rewards.item(), last.terminated.item()) == (2.0, 1.0, True)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_without_autoreset_and_without_checks_of_resets_the_env_decides_about_steps_after_the_end(backend):
     with ea.VectorEnv([lambda: Env(length=2)], backend=backend, autoreset="disabled") as envs:
         VectorAccess(envs).disable_reset_checks()
