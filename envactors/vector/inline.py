@@ -256,6 +256,7 @@ class InlineEngine(Engine):
             if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_would_report_loss(index):
                 lost = self._lost_episode_error(Activity("step", index))
                 self._fail(running, Cause.NOT_BEGUN, lost, in_reset=False, ended=False)
+                self._recover(running, running.losses.pop(index))  # now, before another failure replaces the envs again
                 continue
             if awaits_autoreset[index]:
                 self._run_reset(running, index)
@@ -343,7 +344,8 @@ class InlineEngine(Engine):
         for interrupted in self._running_requests:
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
-            self.episodes.forget_failed_resets(interrupted.index)  # it may have been in a retry; the others have none
+            for index in interrupted.ids:
+                self.episodes.forget_failed_resets(index)  # it may have been in a retry
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_requests.clear()
@@ -406,9 +408,10 @@ class InlineEngine(Engine):
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
-        for index in [*running.losses]:
-            while index in running.losses:  # again after a reset that was to answer the failure, and has failed itself
-                self._recover(running, running.losses.pop(index))
+        while running.losses:  # again after resets that were to answer failures, and have failed themselves
+            # Replace the process once for all envs that have failed in it, as with workers.
+            for loss in [running.losses.pop(index) for index in [*running.losses]]:
+                self._recover(running, loss)
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
             step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None

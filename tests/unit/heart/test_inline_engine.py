@@ -286,6 +286,17 @@ def test_a_reset_has_all_its_retries_after_one_whose_retry_was_interrupted():
         assert (infos[0]["seed"], repr(infos[0]["failure"])) == (4, "ValueError('second')")
 
 
+def test_all_envs_have_all_their_retries_after_a_reset_whose_retries_were_interrupted():
+    once = ea.RestartPolicy(1)
+    with ea.VectorEnv([FaultyReset] * 2, envs_per_actor=2, on_failure="renew", backend="inline", restart=once) as envs:
+        Faults.in_step.extend([KeyboardInterrupt(), *[ValueError("first")] * 3])
+        with pytest.raises(KeyboardInterrupt):
+            envs.reset(seed=3)
+        Faults.in_step.append(ValueError("second"))
+        _, infos = envs.reset(seed=4)
+        assert repr(infos[0]["failure"]) == "ValueError('second')"
+
+
 def test_a_call_after_an_interrupted_replacement_runs_in_new_envs():
     with ea.spawn(Faulty, backend="inline") as actor:
         Faults.in_factory.append(KeyboardInterrupt())
@@ -571,6 +582,26 @@ def test_a_reset_that_always_raises_ends_without_a_limit_of_restarts():
     envs = ea.VectorEnv([NeverResets], on_failure="renew", backend="inline", restart=endless)
     with envs, pytest.raises(ea.VectorStepError, match="never"):
         envs.reset(seed=0)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_resets_that_raise_in_one_process_are_repeated_together(backend):
+    options = {"on_failure": "renew", "restart": ea.RestartPolicy(max_restarts=3, backoff=0)}
+    with ea.VectorEnv([NeverResets] * 2, envs_per_actor=2, backend=backend, **options) as envs:
+        with pytest.raises(ea.VectorStepError, match="2 of 2 envs failed"):
+            envs.reset(seed=0)
+        assert envs.actors[0].incarnation == 3
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_env_whose_episode_is_lost_is_reset_in_the_process_in_which_another_one_raises(backend):
+    factories, options = [functools.partial(Env, 3), Env], {"autoreset": "same_step", "restart": ALWAYS}
+    with ea.VectorEnv(factories, envs_per_actor=2, on_failure="renew", backend=backend, **options) as envs:
+        envs.reset(seed=0)
+        envs.step([3, 1])
+        envs.send([3, 1])
+        batch = envs.recv()
+        assert dict(zip(batch.env_ids.tolist(), batch.incarnations.tolist(), strict=True)) == {0: 2, 1: 1}
 
 
 def test_a_replaced_env_counts_as_a_restart_and_its_error_is_the_last_failure():
