@@ -390,7 +390,7 @@ class VectorEnv(BoundToProcess):
         Raises:
             TypeError: ``make_policy`` is not callable.
             ValueError: ``seed`` is not an int >= 0 and < 2**128.
-            VectorInputError: The envs have no observation space, and were not reset yet.
+            VectorInputError: The envs have no observation space, and were not reset yet, or their rewards are nested.
             AlreadyPendingError: Rollouts are in flight, or results are pending.
             SerializationError: ``make_policy`` cannot be pickled.
             ActorClosedError: The vector or an actor is closed.

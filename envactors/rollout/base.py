@@ -42,6 +42,8 @@ class RolloutEngine(abc.ABC):
         self.check_free()
         if self._engine.observation_spec is None:
             raise VectorInputError("rollouts need envs with an observation space: give them one, or reset them first")
+        if isinstance(self._engine.reward_spec, (dict, tuple)):
+            raise VectorInputError("rollouts need envs whose reward is one number or array, not a dict or tuple")
         self._policy_can_load = self._make_policies(pickle_argument("make_policy", make_policy), seed)
         self._seed = seed
         self._next_index = 0

@@ -74,6 +74,8 @@ class ActorPolicy:
     def __init__(self, make_policy: bytes, seed: int, envs: range) -> None:
         self.envs = envs
         self._policy = pickle.loads(make_policy)()
+        if not callable(self._policy):
+            raise TypeError(f"make_policy returned a {type(self._policy).__name__}: expected a function (obs, context)")
         self.can_load: bool = hasattr(self._policy, "load")
         self.version: int = 0
         self.rollout_index: int = 0
@@ -135,7 +137,7 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
         raise TypeError(f"the policy returned the extras {found} per env: expected {known}, as in an earlier step")
     for (name, _), array in zip(expected, trajectory.extras, strict=True):
         array[step, mine] = extras.get(name, 0)  # the trajectory may have those of an earlier rollout
-    values = split_batch(action, actions, count, "the policy's actions")
+    values = split_batch(action, actions, count, "actions of the policy")
     if isinstance(action, ArraySpec) and action.batchable:
         trajectory.actions[0][step, mine] = values
         return None

@@ -57,6 +57,34 @@ def test_a_reset_shows_the_observations_of_envs_without_a_space():
         assert envs.rollout(2).rewards.shape == (2, 1)
 
 
+class Divided(Env):
+    reward_space = gymnasium.spaces.Dict({"speed": gymnasium.spaces.Box(-9, 9, ())})
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_policy_is_refused_for_envs_whose_reward_is_a_dict(backend):
+    with ea.VectorEnv([Divided], backend=backend) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorInputError, match="rollouts need envs whose reward is one number or array"):
+            envs.set_policy(make_policy)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_policy_that_cannot_be_called_is_refused(backend):
+    reason = "make_policy returned a NoneType: expected a function"
+    with ea.VectorEnv([Env], backend=backend) as envs, pytest.raises(TypeError, match=reason):
+        envs.set_policy(lambda: None)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_actions_of_a_policy_that_do_not_fit_are_named_as_such(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(lambda: lambda obs, context: [0, 0])
+        with pytest.raises(ea.SpaceMismatchError, match="2 actions of the policy for 1 envs"):
+            envs.rollout(1)
+
+
 class Fussy:
     """A policy that chooses what it has loaded. The one of env 1 cannot load 3 when it tries first."""
 
