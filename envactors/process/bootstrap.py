@@ -10,16 +10,19 @@ import atexit
 import faulthandler
 import fcntl
 import gc
-import multiprocessing
+import logging
+import multiprocessing.util
 import os
 import socket
 import sys
+import threading
 import weakref
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage
+from envactors.mailbox.pickling import CACHED_FUNCTION
 from envactors.process.stacks import READY
 from envactors.system.memory import map_part
 from envactors.system.polling import Doorbell
@@ -76,7 +79,12 @@ def run(descriptors: Descriptors, parent_pid: int, setup: WorkerSetup) -> NoRetu
         # Env code that starts processes gets the system's default start method, as in any other program.
         multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
         _serve(descriptors)
+        for each in gc.get_objects():
+            if type(each) is CACHED_FUNCTION:
+                each.cache_clear()  # it may refer to envs
         gc.collect()  # finalizes envs that are in cycles
+        for wait in reversed(threading._threading_atexits):  # type: ignore[attr-defined] # noqa: SLF001
+            wait()  # until executors have run what env code has submitted
         atexit._run_exitfuncs()  # noqa: SLF001 # nothing public runs them
 
     exit_after(work)
@@ -87,8 +95,11 @@ def _forget_exit_handlers() -> None:
     atexit._clear()  # noqa: SLF001
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined] # noqa: SLF001
         finalizer.atexit = False
-    # The module registers this only once, which may have been in the other process.
+    logging._handlerList.clear()  # type: ignore[attr-defined] # noqa: SLF001
+    # Their modules register these only once, which may have been in the other process.
+    atexit.register(logging.shutdown)
     atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined] # noqa: SLF001
+    atexit.register(multiprocessing.util._run_finalizers)  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _reseed() -> None:

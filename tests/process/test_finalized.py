@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
-import logging
+import functools
+import logging.handlers
+import multiprocessing.util
 import os
 import tempfile
 import time
@@ -154,6 +157,45 @@ def test_a_hang_in_close_delays_the_next_process_by_the_close_deadline(tmp_path)
         assert truncated[0]
         assert "no second step" in str(infos[0]["failure"])
         assert is_gone(pid)
+
+
+class Registered(EchoEnv):
+    """Relies on modules that register an exit handler once, when they are imported, which may be in another process."""
+
+    def __init__(self, path):
+        super().__init__()
+        multiprocessing.util.Finalize(None, Untidy.write, (path, "multiprocessing"), exitpriority=0)
+        log = logging.getLogger("simulator")
+        log.addHandler(logging.handlers.MemoryHandler(100, target=logging.FileHandler(path)))
+        log.warning("logging")
+        executor = concurrent.futures.ThreadPoolExecutor(1)
+        executor.submit(time.sleep, 0.2)
+        executor.submit(Untidy.write, path, "executor")
+
+
+@pytest.mark.fresh_processes
+@pytest.mark.parametrize("method", START_METHODS)
+def test_modules_that_finalize_at_exit_do_so_in_each_worker(tmp_path, method):
+    path = tmp_path / "steps"
+    with ea.spawn(Registered, str(path), backend=ea.ProcessBackend(method)) as actor:
+        actor.reset().result(SOON)
+    assert sorted(path.read_text().split()) == ["executor", "logging", "multiprocessing"]
+
+
+class Cached(Untidy):
+    """Is referred to by a cache of its class, which lives in a module."""
+
+    @functools.cache  # noqa: B019 # the usual idiom of PettingZoo
+    def space_of(self, agent):
+        return agent
+
+
+@pytest.mark.fresh_processes  # else this module would be preloaded, and its objects would be frozen
+def test_an_env_is_finalized_although_a_cache_of_its_class_refers_to_it(tmp_path):
+    path = tmp_path / "steps"
+    with ea.spawn(Cached, str(path)) as actor:
+        assert actor.space_of("pistonball").result(SOON) == "pistonball"
+    assert_finalized(path)
 
 
 def test_an_env_is_not_finalized_when_its_process_is_killed(tmp_path):
