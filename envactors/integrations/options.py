@@ -5,6 +5,7 @@ Each drop-in lists the options of `VectorOptions` that do not apply to its libra
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,7 +17,7 @@ from envactors.backends.process import ProcessBackend
 from envactors.errors import VectorInputError
 from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
-from envactors.options import SnapshotPolicy
+from envactors.options import SnapshotPolicy, is_int
 from envactors.process.starting import DEFAULT, StartMethod
 from envactors.vector.inputs import check_flags, group_envs, limit_running
 from envactors.vector.options import CommonOptions, VectorOptions, VectorSettings, check_names
@@ -146,3 +147,14 @@ def launch_each(
         )
         for index, (group, name, env_vars) in enumerate(zip(groups, names, variables, strict=True))
     ]
+
+
+def check_seed(seed: Any) -> int | None:
+    """Return a single seed as an int of Python, since adding to a narrow one of NumPy would overflow.
+
+    Raises:
+        VectorInputError: The seed is neither an int >= 0 nor None.
+    """
+    if seed is not None and not is_int(seed, 0):
+        raise VectorInputError(f"seed is {seed!r}: expected an int >= 0, or None")
+    return None if seed is None else operator.index(seed)

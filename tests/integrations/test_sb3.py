@@ -7,6 +7,7 @@ import copy
 import functools
 import os
 import random
+import re
 import signal
 import threading
 
@@ -194,6 +195,20 @@ def test_the_same_as_in_one_process(make, envs_per_actor):
         ended += results[0][2].sum()
     assert ended > 6
     theirs.close()
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", [1, 2, 3], True])
+def test_a_wrong_seed_is_refused_at_once(make, seed):
+    envs = make(tellers())
+    envs.seed(5)
+    with pytest.raises(ea.VectorInputError, match=re.escape(f"seed is {seed!r}: expected an int >= 0, or None")):
+        envs.seed(seed)
+    envs.reset()
+    assert [info["seed"] for info in envs.reset_infos] == [5, 6, 7]
+
+
+def test_a_narrow_seed_does_not_overflow(make):
+    assert list(make(tellers()).seed(np.uint8(254))) == [254, 255, 256]
 
 
 def test_seeds_and_options_are_used_once_at_the_next_reset(make):

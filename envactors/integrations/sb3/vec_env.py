@@ -23,7 +23,7 @@ from envactors.errors import NothingPendingError, VectorStepError
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import first_failure, or_first_failure
-from envactors.integrations.options import as_start_method, check_one_backend, make_vector, preloading
+from envactors.integrations.options import as_start_method, check_one_backend, check_seed, make_vector, preloading
 from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
@@ -146,6 +146,15 @@ class ActorVecEnv(BoundToProcess, VecEnv):  # type: ignore[misc] # mypy skips it
         self._reset_seeds()
         self._reset_options()
         return obs
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Set the seeds for the next reset: ``seed + i`` for env i; with None, random ones.
+
+        Raises:
+            VectorInputError: The seed is neither an int >= 0 nor None.
+        """
+        seeds: Sequence[int | None] = super().seed(check_seed(seed))
+        return seeds
 
     def close(self) -> None:
         """Discard a pending step, close the envs, and end their processes, within the close deadline."""

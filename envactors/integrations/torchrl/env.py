@@ -24,10 +24,9 @@ from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.failures import or_first_failure
-from envactors.integrations.options import make_vector
+from envactors.integrations.options import check_seed, make_vector
 from envactors.integrations.torchrl.values import Infos, Values, make_specs, spread
 from envactors.mailbox.factory import Factory, as_factories
-from envactors.vector.inputs import seeds_for
 from envactors.vector.options import VectorOptions
 from envactors.vector_env import VectorEnv
 
@@ -203,7 +202,7 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         Raises:
             VectorInputError: The seed is neither an int >= 0 nor None.
         """
-        seeds_for(seed, [0])  # only to check it
+        seed = check_seed(seed)
         seeds: list[int | None] = []
         for _ in range(self.vector.num_envs):
             seeds.append(seed)
