@@ -64,6 +64,18 @@ class StartsThreads(EchoEnv):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         return super().reset(**arguments)
 
+class RaisesAtEnd(EchoEnv):
+    def close(self):
+        raise ZeroDivisionError("no more rooms")
+
+class HangsAtEnd(EchoEnv):
+    def close(self):
+        FAULTS["hang_in_c"]()
+
+class HangsInFinalizer(EchoEnv):
+    def __del__(self):
+        FAULTS["hang_in_c"]()
+
 class Greets(EchoEnv):
     def __init__(self):
         super().__init__(episode_length=20)
@@ -187,10 +199,13 @@ def test_an_env_may_double_its_memory_and_take_a_gigabyte_by_default(check):
         ("TellsLocks", "unpicklable info", "lock"),
         ("factory", "unpicklable state", "The factory cannot be pickled: its attribute 'lock'"),
         ("StartsThreads", "leak", "more threads after"),
+        ("RaisesAtEnd", "exception", "in close"),
+        ("HangsAtEnd", "hang", "in close"),
+        ("HangsInFinalizer", "hang", "in __del__"),
     ],
 )
 def test_what_does_not_stop_the_env_is_found_beside_the_settings(check, env, kind, text):
-    status, record = check(f"rooms:{env}")
+    status, record = check(f"rooms:{env}", "--deadline", "2" if env.startswith("Hangs") else "30")
     assert (status, {*kinds(record)}) == (1, {kind})
     assert text in record["findings"][-1]["message"]
     assert record["line"].startswith("envs = ea.VectorEnv(")

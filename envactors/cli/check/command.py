@@ -166,6 +166,7 @@ class Examination:
         self.times |= {"reset": max(resets), "reset_median": median(resets)}
         self.times |= {"step": max(first.step_seconds, default=0.0), "step_median": median(first.step_seconds)}
         self.settings, self.line = judge.suggest(self.times, self.findings, lost, memory)
+        self._wait(actor, actor.call("close"))
 
     def _play(self, actor: Any, steps: int | None) -> Trajectory:
         planned = _PLAYING * self._seconds

@@ -77,7 +77,7 @@ class Examiner:
     def __init__(self, source: EnvSource) -> None:
         self._source = source
         begun = time.perf_counter()
-        self._env = source()
+        self._env: Any = source()
         self._made_in = time.perf_counter() - begun
         space = getattr(self._env, "observation_space", None)
         self._space = space
@@ -146,6 +146,12 @@ class Examiner:
             steps += sum(self._play_episode(reset_seconds) for _ in range(episodes))
             _note_resources(held)
         return Looks(episodes, steps / _LOOKS, held, reset_seconds)
+
+    def close(self) -> None:
+        """Close and finalize the env."""
+        env, self._env = self._env, None
+        if callable(close := getattr(env, "close", None)):
+            close()
 
     def _events(self, seed: int) -> Iterator[tuple[str, float, Any]]:
         """Yield (``"reset"`` or ``"step"``, its duration, its results) forever."""
