@@ -62,9 +62,8 @@ class Places:
     def __call__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
         self.size = start + math.prod(shape) * np.dtype(dtype).itemsize
-        if self._memory is None:
-            return np.broadcast_to(np.zeros((), dtype), shape)
-        array: npt.NDArray[Any] = np.ndarray(shape, dtype, self._memory, start)
+        one = bytes(np.dtype(dtype).itemsize), 0, (0,) * len(shape)  # the same zeros for all elements
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, *(one if self._memory is None else (self._memory, start)))
         return array
 
 

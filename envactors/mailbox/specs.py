@@ -52,9 +52,9 @@ class ArraySpec:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ArraySpec):
             return NotImplemented
-        bounds: list[tuple[Any, Any]] = [(self.low, other.low), (self.high, other.high)]  # None is equal to itself
+        bounds: list[tuple[Any, Any]] = [(self.low, other.low), (self.high, other.high)]
         alike = (self.shape, self.dtype) == (other.shape, other.dtype)
-        return alike and all(np.array_equal(mine, theirs) for mine, theirs in bounds)
+        return alike and all(mine is theirs or np.array_equal(mine, theirs) for mine, theirs in bounds)
 
     def __hash__(self) -> int:
         return hash((self.shape, self.dtype))

@@ -374,7 +374,9 @@ def _space_spec(env: Any, name: str) -> Spec | None:
 def _needed_by_reset(env: Any) -> set[str]:
     """Return the parameters without defaults of an env's ``reset``."""
     try:
-        parameters = inspect.signature(env.reset).parameters.values()
+        # Most envs have defaults for both, and making a signature takes long.
+        defaults = getattr(env.reset, "__kwdefaults__", None) or {}
+        parameters = inspect.signature(env.reset).parameters.values() if {"seed", "options"} - defaults.keys() else ()
     except (AttributeError, TypeError, ValueError):
         return set()
     return {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}

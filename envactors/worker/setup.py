@@ -28,10 +28,11 @@ class WorkerSetup(NamedTuple):
 
     def apply(self) -> None:
         """Give this process the properties."""
-        environment = self.environment
-        for name in os.environ.keys() - environment.keys():
+        before = dict(os.environ)
+        for name in before.keys() - self.environment.keys():
             del os.environ[name]
-        os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
+        for name, value in self.environment.items() - before.items():
+            os.environ[name] = value
         if self.descriptor_limit is not None:
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.descriptor_limit, hard))

@@ -23,6 +23,7 @@ _OOM_MARGIN, _OOM_MOST = 500, 1000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # A resource limit without an effect since Linux 2.4. Descendants inherit it, whatever their group and variables are.
 _RLIMIT_LOCKS = 10
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def open_sentinel(pid: int) -> int:
@@ -73,9 +74,9 @@ def watch_parent(parent_pid: int) -> int | None:
 
 def volunteer_for_oom() -> None:
     """Have the kernel kill this process and its children before its parent when memory runs out."""
-    with contextlib.suppress(OSError):  # /proc is missing or read-only
-        file = Path("/proc/self/oom_score_adj")
-        file.write_text(str(min(int(file.read_text()) + _OOM_MARGIN, _OOM_MOST)))
+    # Suppressed where /proc is missing or read-only. `Path` would take most of the time.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", 0) as file:  # noqa: PTH123
+        file.write(b"%d" % min(int(file.read()) + _OOM_MARGIN, _OOM_MOST))
 
 
 def adopt_orphans() -> None:
@@ -182,8 +183,7 @@ def _kill(pid: int, spare_until: float) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
