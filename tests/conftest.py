@@ -33,6 +33,7 @@ from program_server import OF_SCRIPTS, ProgramServer
 from slow import is_slow
 
 from envactors import backends
+from envactors.backends import process
 from envactors.remote import local_nodes
 from envactors.system.choice import PORTABLE
 
@@ -224,10 +225,12 @@ def quick_starts(request, monkeypatch):
     """Where it does not matter how processes start, "process" stands for the session's helper.
 
     Where tests ask for fresh processes, what their module defines travels by value: each worker would otherwise import
-    the module, and with it pytest, which takes a fifth of a second of a core.
+    the module, and with it pytest, which takes a fifth of a second of a core. Nor do their helpers import gymnasium,
+    which takes a tenth, although this process has.
     """
     module, is_fresh = request.module, "fresh_processes" in request.keywords
     if is_fresh:
+        monkeypatch.setattr(process, "_LIKELY", "")
         cloudpickle.register_pickle_by_value(module)
     elif module.__name__ not in OF_FRESH_PROCESSES:
         resolve = backends.resolve
