@@ -90,9 +90,9 @@ SLOW = {
 }
 
 
-_PATTERNS = [re.compile(pattern) for pattern in SLOW]
+_ANY = re.compile("|".join(SLOW))
 
 
 def is_slow(nodeid: str) -> bool:
     """Return whether a cheaper variant of a test stays."""
-    return any(pattern.search(nodeid) for pattern in _PATTERNS)
+    return _ANY.search(nodeid) is not None
