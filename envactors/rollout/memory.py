@@ -59,15 +59,17 @@ class TrajectoryBuffer:
         self.trajectory.actions = actions or self.trajectory.actions  # those without an array have no region
 
     def _set_layout(self, layout: TrajectoryLayout) -> None:
+        regions = self._regions.copy()  # if there is room for some of them only, none is kept
         try:
             for index, size in enumerate(Trajectory(layout).sizes):
-                if size and self._regions[index] is None:
-                    self._regions[index] = Region(*self._memory.extend(size))
+                if size and regions[index] is None:
+                    regions[index] = Region(*self._memory.extend(size))
         except MEMORY_ERRORS as error:
             text = f"there is too little memory for {layout.steps} steps of a rollout ({error}): use fewer steps"
             raise VectorEnvError(text) from error
-        self.places: RegionPlaces = tuple(region and region.place for region in self._regions)
-        self.trajectory: Trajectory = Trajectory(layout, [region and region.content for region in self._regions])
+        self._regions = regions
+        self.places: RegionPlaces = tuple(region and region.place for region in regions)
+        self.trajectory: Trajectory = Trajectory(layout, [region and region.content for region in regions])
         self.pickled_layout: bytes = pickle.dumps(layout, 5)
 
     @property

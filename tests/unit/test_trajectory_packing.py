@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import envactors as ea
+from envactors.backends.thread import ThreadMemory
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.specs import ArraySpec
+from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 
 NUMBER = ArraySpec((), np.float64)
@@ -41,3 +44,21 @@ def test_steps_arrive_where_extras_have_room_meanwhile(sent):
     assert bytes(target.inline_info(target.cell(2, 1))) == b"\x07" * 5
     expected = source.extras[0][1:, 1:].tolist() if sent.extras else np.zeros((3, 2)).tolist()
     assert target.extras[0][1:, 1:].tolist() == expected
+
+
+def test_room_for_actions_that_extras_did_not_get_is_not_taken_for_larger_actions(monkeypatch):
+    buffer = TrajectoryBuffer(PLAIN._replace(action=None), ThreadMemory())
+    extend, places = ThreadMemory.extend, []
+
+    def extend_once(memory, size):
+        if places:
+            raise MemoryError
+        places.append(extend(memory, size))
+        return places[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadMemory, "extend", extend_once)
+        with pytest.raises(ea.VectorEnvError, match="too little memory"):
+            buffer.add_room(PLAIN._replace(extras=EXTRAS))
+    buffer.add_room(PLAIN._replace(action=ArraySpec((1000,), np.float64)))
+    assert buffer.trajectory.actions[0].shape == (4, 3, 1000)
