@@ -30,6 +30,7 @@ class ResultsWithoutArrays:
     Attributes:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
+        complete_steps: How many steps of each env are complete, by env.
         errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
         errors_to_raise: The errors of the envs that did not continue, by env.
         policy_error: The first exception that a policy raised, or that its output has caused; None without one.
@@ -37,6 +38,7 @@ class ResultsWithoutArrays:
 
     infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
     objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
+    complete_steps: dict[int, int] = dataclasses.field(default_factory=dict)
     errors_by_step: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
     errors_to_raise: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     policy_error: BaseException | None = None
@@ -52,7 +54,9 @@ class ResultsWithoutArrays:
         """
         envs = part.envs
         if envs.errors_to_raise:
+            envs.drop_unaccepted()
             envs.trajectory.clear_unwritten(envs.indices)
+        self.complete_steps.update(envs.accepted_steps)
         self._read_infos(envs)
         self.errors_by_step.update(_exceptions_of(envs.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(envs.errors_to_raise))
@@ -69,7 +73,7 @@ class ResultsWithoutArrays:
                 if (content := envs.content_before(0, index)) is not None:
                     self.objects[0, index] = decode(content)[1]
         steps, indices = trajectory.steps_with_infos(envs.indices, 0, envs.steps)
-        is_complete = steps < trajectory.steps_written[indices]
+        is_complete = steps < np.array([envs.accepted_steps[index] for index in indices.tolist()], np.int64)
         steps, indices = steps[is_complete], indices[is_complete]
         cells = steps * trajectory.layout.envs + indices
         # Infos of one size are most often of one layout, too, and are then decoded together.
@@ -124,7 +128,7 @@ def assemble(
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    was_run = np.arange(steps)[:, None] < trajectory.steps_written[mine]
+    was_run = np.arange(steps)[:, None] < [results.complete_steps[index] for index in envs]
     observations = _observations(trajectory, results)
     spec = layout.inferred or layout.observation
     rollout = Rollout(

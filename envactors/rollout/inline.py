@@ -85,6 +85,7 @@ class InlineRolloutEngine(RolloutEngine):
                 InlinePart(self._engine, buffer, policy, results).run()
             except Exception as error:
                 results.policy_error = results.policy_error or error
+        results.complete_steps.update(enumerate(buffer.trajectory.steps_written.tolist()))
         envs, versions = range(policies[0].envs.start, policies[-1].envs.stop), np.full(len(policies), self._version)
         is_failure = results.policy_error is not None or bool(results.errors_to_raise)
 

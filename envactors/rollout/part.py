@@ -253,10 +253,9 @@ class RolloutPart(Job):
         2. Find what it was running. That is no step that has raised, which step 3 forgets.
         3. Decide about the envs that have raised.
         """
-        if self._late is None or self._is_remote:
-            self._accept_completed()
-        if self._late is not None:
-            self.envs.drop_late_steps()
+        if self._late is not None and not self._is_remote:
+            self.envs.drop_unaccepted()
+        self._accept_completed()
         uncompleted = super().find_uncompleted(process)
         self._recover_raised()
         return uncompleted
@@ -282,11 +281,12 @@ class RolloutPart(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """End the part with an error, unless it has ended: no process will run the steps that are left."""
+        if self.has_ended:
+            return
         if self._stage == "new":
             self._begin()
-        if not self.has_ended:
-            self.envs.fail_all(error_of(self._activity_of_order))
-            self._end()
+        self.envs.fail_all(error_of(self._activity_of_order))
+        self._end()
 
     def _accept_completed(self) -> None:
         """Accept the steps that the worker has completed."""

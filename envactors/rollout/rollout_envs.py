@@ -174,8 +174,8 @@ class RolloutEnvs:
             trajectory.truncated[step, index] = True
             trajectory.kinds[step, index] = KIND_TRUNCATED
 
-    def drop_late_steps(self) -> None:
-        """Drop the steps that were not accepted, since the ended worker completed them after a deadline."""
+    def drop_unaccepted(self) -> None:
+        """Drop the steps that are complete, or have actions, and were not accepted. The next order runs them again."""
         trajectory, first = self.trajectory, self.indices.start
         trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
         trajectory.steps_chosen[first] = min(trajectory.steps_chosen[first], self.next_step + 1)
@@ -220,14 +220,15 @@ class RolloutEnvs:
         """Return the envs whose next step fails because the process has ended in this activity.
 
         After a step or reset, that is its env, unless its result was complete. After a call of the policy, that is each
-        env whose actions it was choosing, unless it had written them.
+        env whose action it was choosing, unless it had written them. An env whose episode is over fails in neither: its
+        next process repeats the last observation.
         """
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]
-        due = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
+        acting = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
         if running.method == "policy" and self.trajectory.steps_chosen[self.indices.start] <= step:
-            return due
-        return [running.index] if running.method in ("step", "reset") and running.index in due else []
+            return acting
+        return [running.index] if running.method in ("step", "reset") and running.index in acting else []
 
     def fail_lost(self, last_errors: dict[int, Outcome]) -> None:
         """Fail the envs that have lost their episode to an error in an earlier rollout, with that error."""

@@ -740,6 +740,25 @@ def test_an_exception_at_every_line_of_the_failure_of_a_part_loses_no_result(sta
     assert number > 5
 
 
+@pytest.mark.parametrize("action", [INFO, LARGE])
+def test_steps_that_are_complete_but_not_accepted_before_an_interrupt_did_not_run(stages, policy, action):
+    policy.actions = {0: action}
+    stage = make(stages, 1)
+    future = stage.envs.rollout_async(2)
+    stage.settle()
+    with stage.worker().keeping():  # its reply, and the large info, are on their way
+        stage.worker().server.run_posted()
+    with pytest.raises(KeyboardInterrupt), stage.table.lock, stage.table.lock.change(stage.actor()):
+        raise KeyboardInterrupt
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        future.result(SOON)
+    rollout = caught.value.batch
+    assert [(step, index) for step, index, _ in rollout.failures] == [(0, 0)]
+    assert (rollout.valid.any(), rollout.infos, rewards(rollout)) == (False, [], [[0.0, 0.0]])
+    assert rollout.actions.T.tolist() == [[action, 0]]
+
+
 def check_ended(stage: Stage, futures):
     """Everything ends, and a reset works."""
     stage.run()
