@@ -1,11 +1,15 @@
-"""The envs of a worker in a rollout: run their steps, and write the results to the trajectory."""
+"""The envs of a worker in a rollout: run their steps, and write the results to the trajectory.
+
+A `PolicyRunner` alternates two calls per step: `EnvRunner.observations` has the input of its policy, and
+`EnvRunner.write_output` takes the policy's actions. `EnvRunner.run` is the loop around that, and steps the envs.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +25,11 @@ from envactors.rollout.policy import actions_at, write_output
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 from envactors.worker import context
 from envactors.worker.env_rows import as_failure, unfit_result
-from envactors.worker.host import HostedEnv
+from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
+
+# An env, and what it does next.
+PlannedEnv: TypeAlias = tuple[HostedEnv, EnvPlan]
 
 
 class EnvRunner:
@@ -31,88 +38,78 @@ class EnvRunner:
     Args:
         trajectory: Trajectory to write to.
         server: The worker's server.
-        envs: Indices of the worker's envs.
+        indices: Indices of the worker's envs.
 
     Attributes:
-        trajectory, envs: As above.
-        observed: Read-only array of all observations, by step, if they have only one leaf; else None.
+        trajectory: As above.
+        steps_chosen: `Trajectory.steps_chosen`.
         starts: Whether each observation is the first of its episode, by step; read-only.
     """
 
-    def __init__(self, trajectory: Trajectory, server: Server, envs: range) -> None:
+    def __init__(self, trajectory: Trajectory, server: Server, indices: range) -> None:
         layout = trajectory.layout
         self.trajectory = trajectory
-        self.envs = envs
+        self._indices = indices
         self._server = server
         self._page = server.page
         self._infos = Infos(trajectory)
         # Leaves of each env's last observation that have no array in the trajectory.
-        self._objects: list[list[Any]] = [[] for _ in envs]
-        mine = slice_of(envs)
-        # A memoryview writes one number in a third of the time of an array.
+        self._objects: list[list[Any]] = [[] for _ in indices]
+        # A memoryview reads or writes one number in a third of the time of an array.
         self._steps_written = trajectory.steps_written.data
+        self.steps_chosen: memoryview[int] = trajectory.steps_chosen.data
 
         # The policy gets read-only views, since they also are the observations of the result.
-        self._views: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
+        mine = slice_of(indices)
+        self._read_only: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
         self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
-        for view in (*self._views, self.starts):
+        for view in (*self._read_only, self.starts):
             if view is not None:
                 view.flags.writeable = False
-        is_one_array = isinstance(layout.observation, ArraySpec) and trajectory.has_all_leaves
-        self.observed: npt.NDArray[Any] | None = self._views[0] if is_one_array else None
-        # The array that ``observed`` is a view of.
-        self._array = array = trajectory.observations[0] if is_one_array else None
-        # The memory of fast results, if there may be some: all observations as one sequence of numbers, how many
-        # numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape, in half of NumPy's
-        # time.
-        self._fast_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
-        may_be_fast = layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
-        if may_be_fast and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":
-            numbers, rewards = array.reshape(-1).data, trajectory.rewards.reshape(-1).data
-            self._fast_results = numbers, array.shape[2], rewards
+        # Whether observations have only one leaf, which has an array.
+        self._is_one_array = isinstance(layout.observation, ArraySpec) and trajectory.has_all_leaves
+
+        # Whether envs get copies of their actions, since they may modify arrays.
+        self._copies_actions = isinstance(layout.action, ArraySpec) and bool(layout.action.shape)
         # The actions of all steps if they are one array and come without extras; else None.
         self._fast_actions: npt.NDArray[Any] | None = None
         if isinstance(layout.action, ArraySpec) and not layout.extras:
             self._fast_actions = trajectory.actions[0][:, mine]
+        # The memory of fast results (see `_run_step`), if there may be some: all observations as one sequence of
+        # numbers, how many numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape,
+        # in half of NumPy's time.
+        self._fast_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
+        has_plain_results = layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
+        array = trajectory.observations[0] if self._is_one_array and has_plain_results else None
+        if array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # by step, by env, and a vector each
+            self._fast_results = array.reshape(-1).data, array.shape[2], trajectory.rewards.reshape(-1).data
 
     # The policy ------------------------------------------------------------------------------------------
 
-    def batch_observations(self, step: int) -> Any:
-        """Return the last observations, those before a step, if they are not one array."""
+    def observations(self, step: int) -> Any:
+        """Return the observations before a step, as the policy gets them."""
+        if self._is_one_array:
+            return self._read_only[0][step]
         layout = self.trajectory.layout
         if layout.inferred is not None:
             return stack(layout.inferred, [obs for (obs,) in self._objects])
         objects = zip(*self._objects, strict=True)
-        leaves = (list(next(objects)) if view is None else view[step] for view in self._views)
+        leaves = (list(next(objects)) if view is None else view[step] for view in self._read_only)
         return unflatten(layout.observation, leaves)
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
-        """Write what the policy has returned; see `envactors.rollout.policy.write_output`."""
+        """Write the output of the policy; see `envactors.rollout.policy.write_output`."""
         fast = self._fast_actions
-        if fast is None or type(output) is not np.ndarray:
-            return write_output(self.trajectory, self.envs, step, output)
-        if output.dtype == fast.dtype and output.shape == fast.shape[1:]:
-            fast[step] = output  # in a tenth of the time
-            return None
-        return write_output(self.trajectory, self.envs, step, output)
+        if fast is not None and type(output) is np.ndarray:
+            if output.dtype == fast.dtype and output.shape == fast.shape[1:]:
+                fast[step] = output  # in a tenth of the time
+                return None
+        return write_output(self.trajectory, self._indices, step, output)
 
     # The envs --------------------------------------------------------------------------------------------
 
     def run(self, order: Order, choose: Callable[[int], TrajectoryLayout | None]) -> TrajectoryLayout | None:
         """Carry out an order, until all steps are complete or an env raises.
-
-        If an env raises, the others still take this step, as in `envactors.worker.env_rows`.
-
-        `_repeat` writes repeats. Other results are written at two places. Most of them are *fast*: an array of
-        numbers, a float, and a dict, without a reset within the step. This loop writes them, since one call more per
-        step makes rollouts of light envs 7 % slower. `_write_result` writes all others. The loop may fail to write a
-        fast result, since the observation must be converted or does not fit. By then, the observation, reward, and
-        info may be written, but the plan has not passed the boundary. `_write_result` then writes all of them again, or
-        raises. Both keep to these rules:
-
-        - A step counts as done after its observation, reward, info, and boundary are written.
-        - The plan passes a boundary after everything that may raise. So it passes each one once.
-        - Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
 
         Args:
             order: The order.
@@ -121,73 +118,26 @@ class EnvRunner:
         Returns:
             That layout, or None.
         """
-        planned = self._begin(order)
-        page, forks, now, trajectory = self._page, context.forks, time.monotonic, self.trajectory
-        counters, times, count = page.counters, page.times, trajectory.layout.envs
-        steps_written = self._steps_written
-        fast = None if page.is_timing else self._fast_results
-        if fast is not None:
-            numbers, width, rewards = fast
-        action = trajectory.layout.action
-        copies_action = isinstance(action, ArraySpec) and bool(action.shape)
-        due: list[tuple[HostedEnv, EnvPlan]] = []
-        has_raised = False
-        for step in range(min(plan.first_step for _, plan in planned), trajectory.layout.steps):
-            layout = choose(step)
-            if layout is not None:
-                return layout
-            if len(due) < len(planned):
-                due = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
-            actions = actions_at(trajectory, step, self.envs)
-            for hosted, plan in due:
-                index, kind = hosted.index, plan.kind
-                times[SINCE] = now()
-                counters[METHOD] = METHOD_STEP
-                counters[ENV_INDEX] = hosted.position
-                try:
-                    if kind == KIND_STEP:
-                        result = hosted.env.step(actions[index].copy() if copies_action else actions[index])
-                    elif kind == KIND_RESET:
-                        counters[METHOD] = METHOD_RESET
-                        result = hosted.reset(plan.seed, None)
-                    else:
-                        self._repeat(hosted, step)
-                        continue
-                    # The fast path.
-                    if fast is not None and type(result) is tuple and len(result) == 5:
-                        obs, reward, terminated, truncated, info = result
-                        is_boundary = terminated or truncated or kind == KIND_RESET
-                        is_fast = isinstance(reward, float) and type(info) is dict
-                        if is_fast and not (is_boundary and plan.resets_within_step):
-                            cell = step * count + index
-                            offset = (cell + count) * width
-                            try:
-                                numbers[offset : offset + width] = obs
-                                rewards[cell] = reward
-                                if info:
-                                    self._write_info(cell, info, [])
-                                if is_boundary:
-                                    self._write_boundary(index, plan, step, terminated, truncated)
-                                steps_written[index] = step + 1
-                            except Exception:  # noqa: S110
-                                pass  # `_write_result` does all of it again, and raises if that fails
-                            else:
-                                continue
-                    # All other results, and fast ones that could not be written.
-                    self._write_result(hosted, plan, step, result)
-                except BaseException as error:  # also `SystemExit` of env code: the caller decides
-                    has_raised = True
-                    self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))
+        forks, planned = context.forks, self._prepare(order)
+        begun: list[PlannedEnv] = []
+        for step in range(min(plan.first_step for _, plan in planned), self.trajectory.layout.steps):
+            needed_layout = choose(step)
+            if needed_layout is not None:
+                return needed_layout
+            if len(begun) < len(planned):
+                begun = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
+            has_raised = self._run_step(step, begun)
             if context.forks != forks:
                 os._exit(1)  # env code or the policy forked, and the child returned to this loop
             if has_raised:
                 break
         return None
 
-    def _begin(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
+    def _prepare(self, order: Order) -> list[PlannedEnv]:
         """Return the envs with their plans, and prepare the trajectory and object leaves for the steps of an order.
 
-        An ended process may have left flags of the steps to come. They are cleared, since fast results write none.
+        An earlier rollout in this buffer, or an ended process, may have left flags in the steps to come. They are
+        cleared, since fast results write none.
         """
         plans = [EnvPlan(*fields) for fields in order.plans]
         planned = list(zip(self._server.host.hosted_envs, plans, strict=True))
@@ -195,51 +145,126 @@ class EnvRunner:
         flags = self.trajectory.flags
         for hosted, plan in planned:
             flags[:, plan.first_step + 1 : latest_start + 1, hosted.index] = 0
-        flags[:, latest_start + 1 :, slice_of(self.envs)] = 0
+        flags[:, latest_start + 1 :, slice_of(self._indices)] = 0
         for position, encoded in enumerate(order.last_contents):
             self._objects[position] = [] if encoded is None else decode(encoded)[1]
         return planned
 
-    def _write_result(self, hosted: HostedEnv, plan: EnvPlan, step: int, result: Any) -> None:
-        """Write any result of a step or a reset.
+    def _run_step(self, step: int, begun: Sequence[PlannedEnv]) -> bool:
+        """Run one step of each env; return whether one has raised. The others still take it, as in `env_rows`.
+
+        Most results are *fast*: a vector of numbers (one leaf), a float, and a dict, of a step without a reset within
+        it. This method writes them, since one call more per step makes rollouts of light envs 7 % slower. All
+        other results go to `_write_result`, also if a fast result cannot be written, since its observation must be
+        converted or does not fit: that writes everything again, or raises.
+
+        Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
+        """
+        page, now = self._page, time.monotonic
+        counters, times, steps_written = page.counters, page.times, self._steps_written
+        actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
+        fast, num_envs = None if page.is_timing else self._fast_results, self.trajectory.layout.envs
+        has_raised = False
+        for hosted, plan in begun:
+            times[SINCE] = now()
+            counters[METHOD] = METHOD_STEP
+            counters[ENV_INDEX] = hosted.position
+            try:
+                if plan.kind != KIND_STEP:
+                    self._reset_or_repeat(step, hosted, plan)
+                    continue
+                index = hosted.index
+                result = hosted.env.step(actions[index].copy() if copies_actions else actions[index])
+                if fast is not None and type(result) is tuple:
+                    try:
+                        obs, reward, terminated, truncated, info = result
+                        ends = terminated or truncated
+                        is_fast = isinstance(reward, float) and type(info) is dict
+                        if is_fast and not (ends and plan.resets_within_step):
+                            numbers, width, rewards = fast
+                            cell = step * num_envs + index
+                            offset = (cell + num_envs) * width
+                            numbers[offset : offset + width] = obs
+                            rewards[cell] = reward
+                            if info:
+                                self._write_info(cell, info, [])
+                            if ends:
+                                self._write_boundary(step, index, plan, terminated, truncated)
+                            steps_written[index] = step + 1
+                            continue
+                    except Exception:  # noqa: S110
+                        pass  # `_write_result` raises the same if it is no matter of conversion
+                fields = hosted.take(result, plan.resets_within_step, plan.seed)
+                self._write_result(step, hosted, plan, fields)
+            except BaseException as error:  # also `SystemExit` of env code: the caller decides
+                has_raised = True
+                self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))
+        return has_raised
+
+    def _reset_or_repeat(self, step: int, hosted: HostedEnv, plan: EnvPlan) -> None:
+        """Reset an env in place of a step, or write its last observation again, as its plan says."""
+        if plan.kind == KIND_RESET:
+            self._page.counters[METHOD] = METHOD_RESET
+            self._write_result(step, hosted, plan, hosted.reset(plan.seed, None))
+            return
+        trajectory, index, objects = self.trajectory, hosted.index, self._objects[hosted.position]
+        trajectory.repeat_observation(step, index)
+        if objects:
+            self._write_info(trajectory.cell(step, index), {}, objects)
+        trajectory.kinds[step, index] = KIND_REPEAT
+        trajectory.checksums[step, index] = hosted.checksum
+        self._steps_written[index] = step + 1
+
+    # Writing results -------------------------------------------------------------------------------------
+
+    def _write_result(self, step: int, hosted: HostedEnv, plan: EnvPlan, fields: Fields) -> None:
+        """Write any result of a step or a reset. The step counts once everything is written.
 
         Raises:
             PayloadError: It cannot be written.
-            BaseException: A reset within the step raises.
+            Exception: It does not tell whether the episode is over.
         """
-        page, trajectory, layout, index = self._page, self.trajectory, self.trajectory.layout, hosted.index
-        is_reset = plan.kind == KIND_RESET
-        fields = result if is_reset else hosted.take(result, plan.resets_within_step, plan.seed)
+        page, trajectory, index = self._page, self.trajectory, hosted.index
+        obs, reward, terminated, truncated, info = fields
+        is_boundary = plan.kind == KIND_RESET or terminated or truncated
         if page.is_timing:
             method = page.counters[METHOD]
             page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, hosted.position, method)
-        obs, reward, terminated, truncated, info = fields
         try:
-            objects: list[Any] = []
-            if self._array is not None:
-                self._array[step + 1, index] = obs
-            else:
-                if layout.inferred is not None:
-                    obs = conform(layout.inferred, obs, f"the observation of env {index}")
-                for array, leaf in zip(trajectory.observations, flatten(layout.observation, obs), strict=True):
-                    if array is None:
-                        objects.append(copy_value(leaf))  # the env may change it later
-                    else:
-                        array[step + 1, index] = leaf
+            objects = self._write_observation(step, index, obs)
+            self._objects[hosted.position] = objects
             trajectory.rewards[step, index] = reward
             if hosted.journal:
                 trajectory.checksums[step, index] = hosted.checksum
             if type(info) is not dict or info or objects:
                 self._write_info(trajectory.cell(step, index), info, objects)
-            self._objects[hosted.position] = objects
-            if is_reset or terminated or truncated:
-                self._write_boundary(index, plan, step, terminated, truncated)
+            if is_boundary:
+                self._write_boundary(step, index, plan, terminated, truncated)
         except BaseException as error:
             raise unfit_result(error, fields) from error
         self._steps_written[index] = step + 1
 
-    def _write_boundary(self, index: int, plan: EnvPlan, step: int, terminated: Any, truncated: Any) -> None:
-        """Write that an episode has ended, or that a reset has begun one."""
+    def _write_observation(self, step: int, index: int, obs: Any) -> list[Any]:
+        """Write the observation after a step; return copies of its leaves that have no array."""
+        trajectory, layout = self.trajectory, self.trajectory.layout
+        if self._is_one_array:
+            trajectory.observations[0][step + 1, index] = obs
+            return []
+        if layout.inferred is not None:
+            obs = conform(layout.inferred, obs, f"the observation of env {index}")
+        objects: list[Any] = []
+        for array, leaf in zip(trajectory.observations, flatten(layout.observation, obs), strict=True):
+            if array is None:
+                objects.append(copy_value(leaf))  # the env may change it later
+            else:
+                array[step + 1, index] = leaf
+        return objects
+
+    def _write_boundary(self, step: int, index: int, plan: EnvPlan, terminated: Any, truncated: Any) -> None:
+        """Write that an episode has ended, or that a reset has begun one.
+
+        Call this after everything that may raise, so that the plan passes each boundary once.
+        """
         trajectory = self.trajectory
         trajectory.terminated[step, index] = bool(terminated)
         trajectory.truncated[step, index] = bool(truncated)
@@ -255,13 +280,3 @@ class EnvRunner:
         piece = self._infos.put(cell, self._infos.pack(info, objects))
         if piece is not None:
             self._server.send_piece(cell, piece)
-
-    def _repeat(self, hosted: HostedEnv, step: int) -> None:
-        """Write the last observation of an env again."""
-        trajectory, index = self.trajectory, hosted.index
-        trajectory.repeat_observation(step, index)
-        if self._objects[hosted.position]:
-            self._write_info(trajectory.cell(step, index), {}, self._objects[hosted.position])
-        trajectory.kinds[step, index] = KIND_REPEAT
-        trajectory.checksums[step, index] = hosted.checksum
-        self._steps_written[index] = step + 1

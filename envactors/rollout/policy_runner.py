@@ -85,7 +85,7 @@ class PolicyRunner:
             page.is_timing = False
 
     def _choose(self, env_runner: EnvRunner, step: int) -> TrajectoryLayout | None:
-        """Have the policy choose the actions of a step, unless it has for an earlier order: they are in the trajectory.
+        """Have the policy choose the actions of a step, and write them, unless that was done for an earlier order.
 
         Returns:
             None, or the layout to make room for if the trajectory has no room for the policy's output.
@@ -93,23 +93,21 @@ class PolicyRunner:
         Raises:
             BaseException: Raised by the policy, or because of its output.
         """
-        steps_chosen, first = env_runner.trajectory.steps_chosen, self.policy.envs.start
-        if steps_chosen[first] > step:
+        first = self.policy.envs.start
+        if env_runner.steps_chosen[first] > step:
             return None
         kept = self._output_without_room
         if kept is not None and kept[:2] == (self.policy.rollout_index, step):
             output = kept[2]
         else:
             self._server.page.record_env(METHOD_POLICY, 0)
-            observed = env_runner.observed
-            obs = env_runner.batch_observations(step) if observed is None else observed[step]
-            output = self.policy.choose(step, obs, env_runner.starts[step])
-        layout = env_runner.write_output(step, output)
-        if layout is not None:
+            output = self.policy.choose(step, env_runner.observations(step), env_runner.starts[step])
+        needed_layout = env_runner.write_output(step, output)
+        if needed_layout is not None:
             self._output_without_room = self.policy.rollout_index, step, output
-            return layout
+            return needed_layout
         self._output_without_room = None
-        steps_chosen[first] = step + 1
+        env_runner.steps_chosen[first] = step + 1
         return None
 
     def _load(self, parameters: Parameters) -> None:

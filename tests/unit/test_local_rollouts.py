@@ -620,6 +620,37 @@ def test_an_error_that_is_not_of_the_policy_names_the_env(backend, raises_at, en
         assert caught.value.batch.valid[0].tolist() == [True, False, raises_at == -1]
 
 
+class Undecided(Env):
+    """It cannot say whether its episode is over."""
+
+    def step(self, action):
+        obs, reward, *_ = super().step(action)
+        return obs, reward, np.array([False, True]), False, {}
+
+
+class UndecidedPicture(Undecided):
+    observation_space = gymnasium.spaces.Box(-9, 999, (1, 1), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()[0][None], {}
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs[None], *rest
+
+
+@pytest.mark.parametrize("env", [Undecided, UndecidedPicture])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_end_of_an_episode_that_is_no_bool_is_the_error_that_step_raises(backend, env):
+    with ea.VectorEnv([env], backend=backend) as envs:
+        envs.set_policy(make_policy)
+        for run in (lambda: envs.step([1]), lambda: envs.rollout(1)):
+            envs.reset(seed=0)
+            with pytest.raises(ea.VectorStepError) as caught:
+                run()
+            assert type(caught.value.failures[0]) is ValueError
+
+
 class Ending:
     """A policy that closes an actor before its first step."""
 
