@@ -3,13 +3,13 @@
 A rollout is in flight from `WorkerRolloutEngine.start` until all its parts have ended: each with its last step, or with
 an error of an env, of the policy, or of the actor. Nobody can cancel it.
 
-    start           makes a part per actor, and queues it
-    deliver         a part has ended: resolves the futures whose parts have all ended
-    on_end          all parts have ended: the rollout is not in flight any more
-    _end_parts      an actor is repaired after an interrupt: ends its parts of all rollouts in flight, then delivers
+    WorkerRolloutEngine.start        makes a part per actor, and queues it
+    RolloutInFlight.deliver          a part has ended: resolves the futures whose parts have all ended
+    WorkerRolloutEngine.forget       all parts have ended: the rollout is not in flight any more
+    WorkerRolloutEngine._end_parts   an actor is repaired after an interrupt: ends its parts of all rollouts in flight
 
-An interrupt may come between any two of their statements. So all but `start` may be called again for the same part, and
-a rollout stays in flight until its futures are resolved.
+An interrupt may come between any two of their statements. So the last three may run twice for one rollout, and the
+second run changes nothing. A rollout stays in flight until its futures are resolved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, results_of
+from envactors.actor.future import ActorFuture, LazyOutcome, results_of
 from envactors.actor.handle import send_request
 from envactors.actor.job import ErrorOf
 from envactors.backends.base import RowMemory
@@ -62,9 +62,6 @@ class WorkerRolloutEngine(RolloutEngine):
         for position, group in enumerate(self.groups):
             group.end_rollout_parts = functools.partial(self._end_parts, position)
         self._actors = [group.actor for group in self.groups]
-        # The last error of each env, in the rollouts in flight and those before them that they continue. A rollout that
-        # continues none, since none was in flight when `start` was called, gets a new dict.
-        self._last_errors: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
         self._policy_ids = itertools.count(1)
@@ -104,13 +101,11 @@ class WorkerRolloutEngine(RolloutEngine):
            meanwhile. Then everything begins.
         """
         lock = self._table.lock
-        # A caller that has just seen a future done may come before the end of its rollout, in the same change. The lock
-        # is free once that change is over.
+        # A future is resolved a few statements before its rollout leaves `_in_flight`. This waits for the end of such a
+        # change.
         lock.repair_if_interrupted()
-        # A rollout continues those that are in flight now, even if they end before it begins. So envs may need a reset
-        # when it does.
-        continues = bool(self._in_flight)
-        self._check_startable(continues=continues)
+        before = self._last_in_flight  # this rollout continues it, even if it ends meanwhile
+        self._check_startable(before)
         pickled = self._pickle_parameters(parameters)
         with lock:
             buffer, hold = self._buffers.take(self._layout._replace(steps=steps))
@@ -118,17 +113,22 @@ class WorkerRolloutEngine(RolloutEngine):
         for group in self.groups:
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
+            before = self._last_in_flight or before
             try:
-                self._check_startable(continues=continues)
+                self._check_startable(before)
             except EnvActorsError as refusal:
                 raise lock.end_with(refusal)
-            if not (continues or self._in_flight):
-                self._last_errors = {}
             if written is not None:
                 self._parameters.record(*written)
             self._buffers.begin(buffer)
-            index, last, copies = self._next_index, self._parameters.last, self._engine.reader.copies
-            terms = RolloutTerms(self._recipe, last, index, buffer, copies, self._last_errors)
+            terms = RolloutTerms(
+                recipe=self._recipe,
+                parameters=self._parameters.last,
+                rollout_index=self._next_index,
+                buffer=buffer,
+                copies=self._engine.reader.copies,
+                last_errors={} if before is None else before.terms.last_errors,
+            )
             rollout = RolloutInFlight(self, terms, hold, each=each)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
@@ -141,14 +141,18 @@ class WorkerRolloutEngine(RolloutEngine):
         self._table.lock.repair_if_interrupted()  # see `start`
         self._check_in_flight(fewer_than=1)
 
-    def _check_startable(self, *, continues: bool) -> None:
+    @property
+    def _last_in_flight(self) -> RolloutInFlight | None:
+        return self._in_flight[-1] if self._in_flight else None
+
+    def _check_startable(self, before: RolloutInFlight | None) -> None:
         """Raise if no rollout can start; see `RolloutEngine.start`.
 
         Args:
-            continues: Whether it continues others, so that envs may need a reset.
+            before: The rollout that it continues, which may leave envs that need a reset; None for none.
         """
         self._check_in_flight(fewer_than=MOST_IN_FLIGHT)
-        if not (continues or self._in_flight):
+        if before is None:
             self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         self._engine.check_open(self._engine.all_envs, "rollout")
 
@@ -158,8 +162,8 @@ class WorkerRolloutEngine(RolloutEngine):
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
         super().check_free()
 
-    def on_end(self, rollout: RolloutInFlight) -> None:
-        """Record that all parts of a rollout have ended."""
+    def forget(self, rollout: RolloutInFlight) -> None:
+        """Record that a rollout is not in flight any more, since all its parts have ended."""
         self._layout = rollout.terms.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
@@ -198,7 +202,7 @@ class RolloutInFlight:
     def __init__(self, engine: WorkerRolloutEngine, terms: RolloutTerms, hold: BufferHold, *, each: bool) -> None:
         self.terms = terms
         self._hold = hold
-        self._on_end = engine.on_end
+        self._forget = engine.forget
         self.parts: list[RolloutPart] = [RolloutPart(group, terms, self.deliver) for group in engine.groups]
         shares = [[part] for part in self.parts] if each else [self.parts]
         self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
@@ -215,7 +219,7 @@ class RolloutInFlight:
                 future.set_outcome(LazyOutcome(self._read, parts, is_failure=is_failure))
                 del self.parts_by_future[future]  # a circle: the outcome refers to this
         if not self.parts_by_future:
-            self._on_end(self)
+            self._forget(self)
 
     def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise, perhaps one of unpickling.

@@ -66,8 +66,10 @@ class EnvRunner:
         for view in (*self._read_only, self.starts):
             if view is not None:
                 view.flags.writeable = False
-        # Whether observations have only one leaf, which has an array.
-        self._is_one_array = isinstance(layout.observation, ArraySpec) and trajectory.has_all_leaves
+        # All observations, by step, if they have only one leaf, which has an array; else None.
+        self._array: npt.NDArray[Any] | None = None
+        if isinstance(layout.observation, ArraySpec):
+            self._array = trajectory.observations[0]
 
         # Whether envs get copies of their actions, since they may modify arrays.
         self._copies_actions = isinstance(layout.action, ArraySpec) and bool(layout.action.shape)
@@ -79,16 +81,15 @@ class EnvRunner:
         # numbers, how many numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape,
         # in half of NumPy's time.
         self._fast_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
-        has_plain_results = layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
-        array = trajectory.observations[0] if self._is_one_array and has_plain_results else None
-        if array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # by step, by env, and a vector each
+        array, may_be_fast = self._array, layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
+        if may_be_fast and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # vectors
             self._fast_results = array.reshape(-1).data, array.shape[2], trajectory.rewards.reshape(-1).data
 
     # The policy ------------------------------------------------------------------------------------------
 
     def observations(self, step: int) -> Any:
         """Return the observations before a step, as the policy gets them."""
-        if self._is_one_array:
+        if self._array is not None:
             return self._read_only[0][step]
         layout = self.trajectory.layout
         if layout.inferred is not None:
@@ -100,10 +101,11 @@ class EnvRunner:
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
         """Write the output of the policy; see `envactors.rollout.policy.write_output`."""
         fast = self._fast_actions
-        if fast is not None and type(output) is np.ndarray:
-            if output.dtype == fast.dtype and output.shape == fast.shape[1:]:
-                fast[step] = output  # in a tenth of the time
-                return None
+        if fast is None or type(output) is not np.ndarray:
+            return write_output(self.trajectory, self._indices, step, output)
+        if output.dtype == fast.dtype and output.shape == fast.shape[1:]:
+            fast[step] = output  # in a tenth of the time
+            return None
         return write_output(self.trajectory, self._indices, step, output)
 
     # The envs --------------------------------------------------------------------------------------------
@@ -247,8 +249,8 @@ class EnvRunner:
     def _write_observation(self, step: int, index: int, obs: Any) -> list[Any]:
         """Write the observation after a step; return copies of its leaves that have no array."""
         trajectory, layout = self.trajectory, self.trajectory.layout
-        if self._is_one_array:
-            trajectory.observations[0][step + 1, index] = obs
+        if self._array is not None:
+            self._array[step + 1, index] = obs
             return []
         if layout.inferred is not None:
             obs = conform(layout.inferred, obs, f"the observation of env {index}")

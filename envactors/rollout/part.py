@@ -65,7 +65,7 @@ class RolloutPart(Job):
     Args:
         group: The actor's envs.
         terms: The terms of the rollout.
-        on_end: Called once the part has ended; see `_end`.
+        deliver: Called once the part has ended: `RolloutInFlight.deliver`.
 
     Attributes:
         envs: How far each env has got, and its errors.
@@ -76,20 +76,21 @@ class RolloutPart(Job):
     actor: Actor
     needs_permit = True
 
-    def __init__(self, group: EnvGroup, terms: RolloutTerms, on_end: Callable[[], object]) -> None:
+    def __init__(self, group: EnvGroup, terms: RolloutTerms, deliver: Callable[[], object]) -> None:
         self.envs: RolloutEnvs = RolloutEnvs(group, terms.buffer)
         self.policy_error: Outcome | None = None
         self._terms = terms
         self._group = group
         self.actor = group.actor
-        self._on_end = on_end
+        self._deliver = deliver
         # How far the part has got:
         # - "new": it waits for earlier jobs of the actor, which may still change the rows of the envs.
         # - "begun": the trajectory has the last observations of the rows. The part runs, or waits for the next process.
         # - "ended": the rows have the last results of the trajectory.
         self._stage: Literal["new", "begun", "ended"] = "new"
-        # Whether the current order has the recipe of the policy. Most likely, the process of the first order has the
-        # policy already, or it replies that it lacks it. Later processes lack it.
+        # Whether the current order has the recipe of the policy. False for the first order: `set_policy` has made the
+        # policy in that process. True after a reply that it lacks the policy, and in each later process, which starts
+        # without one.
         self._sends_recipe = False
         # The process of the last order; None before the first.
         self._incarnation: int | None = None
@@ -147,7 +148,8 @@ class RolloutPart(Job):
         if self.has_ended:
             return None
         if self._stage == "new":
-            self._begin()
+            envs.read_rows()
+            self._stage = "begun"
             envs.fail_lost(self._terms.last_errors)
         envs.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
@@ -160,10 +162,6 @@ class RolloutPart(Job):
         actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_runner.run_rollout, tuple(self._make_order()))))
         return self
-
-    def _begin(self) -> None:
-        self.envs.read_rows()
-        self._stage = "begun"
 
     def _make_order(self) -> Order:
         terms, envs = self._terms, self.envs
@@ -198,9 +196,11 @@ class RolloutPart(Job):
         progress = page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
-        # The policy acts for all envs. Env code may overwrite the position.
+        # The policy acts for all envs, so the first one stands for them. Env code may overwrite the position.
         envs, position = self.envs.indices, progress.position
-        index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
+        if progress.method == METHOD_POLICY or not 0 <= position < len(envs):
+            position = 0
+        index = envs[position]
         if index in self._raised:  # its step has ended
             return self._activity_of_order._replace(started_at=progress.since)
         deadline = deadline_by_code(progress.method, self.actor.config.deadlines)
@@ -249,7 +249,7 @@ class RolloutPart(Job):
         """Return what an ended process has not completed.
 
         1. Accept the steps that it has completed. After a missed deadline, `on_late` has accepted those of this
-           machine, and later ones are dropped.
+           machine, and the steps that the worker completed later are dropped.
         2. Find what it was running. That is no step that has raised, which step 3 forgets.
         3. Decide about the envs that have raised.
         """
@@ -284,7 +284,7 @@ class RolloutPart(Job):
         if self.has_ended:
             return
         if self._stage == "new":
-            self._begin()
+            self.envs.read_rows()  # its result has the last observations
         self.envs.fail_all(error_of(self._activity_of_order))
         self._end()
 
@@ -297,7 +297,10 @@ class RolloutPart(Job):
         self._raised[self.envs.indices[position]] = step, Failure(*fields)
 
     def _recover_raised(self) -> None:
-        """Decide about the envs that have raised, once the steps before are accepted, unless a node has lost these."""
+        """Decide about the envs that have raised.
+
+        Skip an env whose earlier steps never arrived, since another machine was lost: it has not got that far.
+        """
         raised, self._raised = self._raised, {}
         for index, (step, failure) in raised.items():
             if step == self.envs.accepted_steps[index]:
@@ -316,7 +319,8 @@ class RolloutPart(Job):
         1. The rows get the last results. The next part of the actor, and the next steps, begin with them.
         2. The rollouts that continue this one get its errors, with which they fail the same envs.
         3. The part has ended. Only now may anybody read its result, or start the next part.
-        4. The rollout is told, and resolves its futures if this was the last part that they wait for.
+        4. The rollout resolves its futures if this was the last part that they wait for. The part forgets the rollout,
+           which is freed with its futures, not with its parts.
         5. The actor continues: its process is replaced if that is due and another part follows, and otherwise before
            the next request; the saves of envs are queued.
 
@@ -331,12 +335,8 @@ class RolloutPart(Job):
         self.envs.write_rows()
         self._terms.last_errors.update(self.envs.errors_to_raise)
         self._stage = "ended"
-        self._tell_rollout()
+        deliver, self._deliver = self._deliver, lambda: None
+        deliver()
         if self._has_other_parts:
             self._renew_if_due(first=True)
         self._group.queue_saves()
-
-    def _tell_rollout(self) -> None:
-        """Tell the rollout that the part has ended, and forget it: it is freed with its futures, not with its parts."""
-        on_end, self._on_end = self._on_end, lambda: None
-        on_end()

@@ -78,10 +78,11 @@ class RolloutEnvs:
         self._plans: dict[int, EnvPlan] = {}
         # The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         self._incarnations: dict[int, int] = dict.fromkeys(group.indices, 0)
-        # Contents that are not in the trajectory, by the step before which they are the last ones, and by env: step 0
-        # has that of the result before the rollout, and step ``t + 1`` that of step ``t``, if it was too large, or if a
-        # truncation repeats an earlier one.
-        self._contents_before: dict[tuple[int, int], bytes | None] = {}
+        # The content of each env's result before the rollout, in the order of ``indices``.
+        self._first_contents: list[bytes | None] = []
+        # The contents of steps that are not in the trajectory, by `Trajectory.cell`: large ones, and those that a
+        # truncation repeats.
+        self._large_contents: dict[int, bytes] = {}
 
     @property
     def trajectory(self) -> Trajectory:
@@ -101,7 +102,7 @@ class RolloutEnvs:
         self.trajectory.starts[0, mine] = last_rows.are_first(mine)
         for last, array in self._observations():
             array[0, mine] = last[last_rows.buffers(mine), self.indices]
-        self._contents_before = {(0, index): last_rows.contents[index] for index in self.indices}
+        self._first_contents = last_rows.contents[mine]
 
     def write_rows(self) -> None:
         """Copy the last results to the rows of the envs. To do that again changes nothing.
@@ -133,17 +134,16 @@ class RolloutEnvs:
     def content_before(self, step: int, index: int) -> bytes | None:
         """Return the content of the result whose observation is the one before a step."""
         if step == 0:
-            return self._contents_before[0, index]
-        trajectory, cell = self.trajectory, self.trajectory.cell(step - 1, index)
-        encoding = trajectory.info_encoding[cell]
+            return self._first_contents[index - self.indices.start]
+        cell = self.trajectory.cell(step - 1, index)
+        encoding = self.trajectory.info_encoding[cell]
         if encoding == INLINE_INFO:
-            return bytes(trajectory.inline_info(cell))
-        return None if encoding == PLAIN else self._contents_before.get((step, index))
+            return bytes(self.trajectory.inline_info(cell))
+        return None if encoding == PLAIN else self._large_contents.get(cell)
 
     def add_large_content(self, cell: int, content: bytes) -> None:
-        """Keep a content that does not fit into its cell."""
-        step, index = divmod(cell, self.trajectory.layout.envs)
-        self._contents_before[step + 1, index] = content
+        """Keep the content of a step that does not fit into its cell."""
+        self._large_contents[cell] = content
 
     # Accepted steps --------------------------------------------------------------------------------------
 
@@ -288,9 +288,12 @@ class RolloutEnvs:
         trajectory.truncated[step, index] = True
         trajectory.starts[step + 1, index] = False
         trajectory.kinds[step, index] = KIND_TRUNCATED
-        content = None if trajectory.has_all_leaves else self.content_before(step, index)
-        trajectory.info_encoding[trajectory.cell(step, index)] = PLAIN if content is None else OVERFLOW
-        self._contents_before[step + 1, index] = content
+        cell, content = trajectory.cell(step, index), None
+        if not trajectory.has_all_leaves:
+            content = self.content_before(step, index)
+        trajectory.info_encoding[cell] = PLAIN if content is None else OVERFLOW
+        if content is not None:
+            self._large_contents[cell] = content
         self._incarnations[index] = incarnation
         self._reset_after_failure.discard(index)
         trajectory.steps_written[index] = self.accepted_steps[index] = step + 1

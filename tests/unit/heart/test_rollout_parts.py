@@ -229,15 +229,15 @@ def test_a_caller_that_sees_that_a_rollout_is_done_may_continue(stages, policy, 
     future = stage.envs.rollout_async(1)
     (rollout,) = stage.envs._rollout_engine._in_flight
     arguments = {"set_policy": [PlayedPolicy], "evaluate": [1], "rollout_async": [1], "step": [[1]]}
-    on_end, callers = rollout._on_end, []
+    forget, callers = rollout._forget, []
 
     def call_before_end(_):
         assert future.done()
         callers.append(StoppingThread(lambda: getattr(stage.envs, method)(*arguments[method])).start())
         callers[0].wait_asleep()
-        on_end(rollout)
+        forget(rollout)
 
-    rollout._on_end = call_before_end
+    rollout._forget = call_before_end
     with stage.backend.playing():
         future.result(SOON)
         wait_until(lambda: callers)
@@ -700,7 +700,7 @@ def lose(stage):
     stage.play(stage.envs.set_policy, PlayedPolicy)
 
 
-NAMES = {"_end_if_decided", "_end", "_tell_rollout", "deliver", "on_end", "_end_parts", "fail", "repair"}
+NAMES = {"_end_if_decided", "_end", "deliver", "forget", "_end_parts", "fail", "repair"}
 
 
 @pytest.mark.parametrize("twice", [False, True])
