@@ -52,87 +52,103 @@ class ResultsWithoutArrays:
         Raises:
             BaseException: Whatever unpickling raises.
         """
-        envs = part.envs
-        if envs.errors_to_raise:
-            envs.drop_unaccepted()
-            envs.trajectory.clear_unwritten(envs.indices)
-        self.complete_steps.update(envs.accepted_steps)
-        self._read_infos(envs)
-        self.errors_by_step.update(_exceptions_of(envs.errors_by_step))
-        self.errors_to_raise.update(_exceptions_of(envs.errors_to_raise))
+        progress = part.progress
+        if progress.errors_to_raise:
+            progress.drop_unaccepted()
+            progress.trajectory.clear_unwritten(progress.indices)
+        self.complete_steps.update(progress.accepted_steps)
+        self._read_infos(progress)
+        self.errors_by_step.update(_exceptions_of(progress.errors_by_step))
+        self.errors_to_raise.update(_exceptions_of(progress.errors_to_raise))
         if part.policy_error is not None and self.policy_error is None:
             self.policy_error = part.policy_error.read()[1]
-        truncated = [(step, index) for step, index in envs.errors_by_step if envs.accepted_steps[index] > step]
-        self.infos.update({key: self._failure_info(*key, envs) for key in truncated})
+        truncated = [(step, index) for step, index in progress.errors_by_step if progress.accepted_steps[index] > step]
+        self.infos.update({key: self._failure_info(*key, progress) for key in truncated})
 
-    def _read_infos(self, envs: RolloutEnvs) -> None:
+    def _read_infos(self, progress: RolloutEnvs) -> None:
         """Read the infos and object leaves of an actor's steps."""
-        trajectory = envs.trajectory
+        trajectory = progress.trajectory
         if not trajectory.has_all_leaves:
-            for index in envs.indices:
-                if (content := envs.content_before(0, index)) is not None:
+            for index in progress.indices:
+                if (content := progress.content_before(0, index)) is not None:
                     self.objects[0, index] = decode(content)[1]
-        steps, indices = trajectory.steps_with_infos(envs.indices, 0, envs.steps)
-        is_complete = steps < np.array([envs.accepted_steps[index] for index in indices.tolist()], np.int64)
+        steps, indices = trajectory.steps_with_infos(progress.indices, 0, progress.steps)
+        is_complete = steps < np.array([progress.accepted_steps[index] for index in indices.tolist()], np.int64)
         steps, indices = steps[is_complete], indices[is_complete]
-        cells = steps * trajectory.layout.envs + indices
-        # Infos of one size are most often of one layout, too, and are then decoded together.
-        sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
+        cells = steps * trajectory.layout.num_envs + indices
+        # Infos of one size are most often of one layout, too, and are then decoded together. Large ones, which are not
+        # in the trajectory, have size 0 here.
+        is_inline = trajectory.info_encoding[cells] == INLINE_INFO
+        sizes = np.where(is_inline, trajectory.inline_info_sizes[cells], 0)
         for size in np.unique(sizes):
-            alike_at = np.flatnonzero(sizes == size)
-            keys = list(zip(steps[alike_at].tolist(), indices[alike_at].tolist(), strict=True))
-            alike = decode_alike(trajectory.inline_infos[cells[alike_at], :size]) if size else None
+            these = np.flatnonzero(sizes == size)
+            keys = list(zip(steps[these].tolist(), indices[these].tolist(), strict=True))
+            alike = decode_alike(trajectory.inline_infos[cells[these], :size]) if size else None
             if alike is not None:
                 self.infos.update(zip(keys, alike, strict=True))
-                continue
-            for step, index in keys:
-                content = envs.content_before(step + 1, index)
-                assert content is not None, "a step is complete only once all of it has come"
-                info, objects = decode(content)
-                if objects:
-                    self.objects[step + 1, index] = objects
-                if not (isinstance(info, dict) and not info):
-                    self.infos[step, index] = info
+            else:
+                self._read_one_by_one(progress, keys)
 
-    def _failure_info(self, step: int, index: int, envs: RolloutEnvs) -> dict[str, Any]:
+    def _read_one_by_one(self, progress: RolloutEnvs, keys: list[StepKey]) -> None:
+        for step, index in keys:
+            content = progress.content_before(step + 1, index)
+            assert content is not None, "a step is complete only once all of it has come"
+            info, objects = decode(content)
+            if objects:
+                self.objects[step + 1, index] = objects
+            if not isinstance(info, dict) or info:
+                self.infos[step, index] = info
+
+    def _failure_info(self, step: int, index: int, progress: RolloutEnvs) -> dict[str, Any]:
         """Return the info of a step that failed and was answered with a truncation."""
-        trajectory, failure = envs.trajectory, ReadyOutcome(None, self.errors_by_step[step, index])
+        trajectory, failure = progress.trajectory, ReadyOutcome(None, self.errors_by_step[step, index])
         if not trajectory.starts[step + 1, index]:
             return failure_info({}, failure)
         # The next process has reset the env within the step.
         objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
-        before = (next(objects) if array is None else array[step, index].copy() for array in arrays)
-        content = envs.content_before(0, index) if step == 0 else None
-        info = self.infos.get((step - 1, index), {}) if content is None else decode(content)[0]
-        obs = unflatten(trajectory.layout.observation, before)
-        return failure_info(self.infos.get((step, index), {}), failure, (obs, info))
+        leaves_before = (next(objects) if array is None else array[step, index].copy() for array in arrays)
+        obs_before = unflatten(trajectory.layout.observation, leaves_before)
+        last_result = obs_before, self._info_before(step, index, progress)
+        return failure_info(self.infos.get((step, index), {}), failure, last_result)
+
+    def _info_before(self, step: int, index: int, progress: RolloutEnvs) -> Any:
+        """Return the info of the step before one, or that of the result before the rollout."""
+        if step > 0:
+            return self.infos.get((step - 1, index), {})
+        content = progress.content_before(0, index)
+        return {} if content is None else decode(content)[0]
 
 
 def assemble(
-    trajectory: Trajectory, envs: range, results: ResultsWithoutArrays, versions: npt.NDArray[np.int64], *, copies: bool
+    trajectory: Trajectory,
+    indices: range,
+    results: ResultsWithoutArrays,
+    versions: npt.NDArray[np.int64],
+    *,
+    copies: bool,
 ) -> tuple[Rollout | None, BaseException | None]:
     """Return the result of consecutive envs, or the error to raise in its place.
 
     Args:
         trajectory: The trajectory that the actors have written to.
-        envs: The envs.
+        indices: The envs.
         results: The results that have no array in the trajectory.
         versions: How often the user had given parameters since the policy was set; one per actor.
         copies: Whether to copy the arrays.
     """
     if results.policy_error is not None:
         return None, results.policy_error
-    layout, mine = trajectory.layout, slice_of(envs)
+    layout, mine = trajectory.layout, slice_of(indices)
     steps = layout.steps
 
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    was_run = np.arange(steps)[:, None] < [results.complete_steps[index] for index in envs]
+    was_run = np.arange(steps)[:, None] < [results.complete_steps[index] for index in indices]
     observations = _observations(trajectory, results)
     spec = layout.inferred or layout.observation
     rollout = Rollout(
-        env_ids=np.arange(envs.start, envs.stop),
+        env_ids=np.arange(indices.start, indices.stop),
         obs=unflatten(spec, map(view, observations)),
         actions=None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
         rewards=view(trajectory.rewards),
@@ -147,29 +163,26 @@ def assemble(
         valid=was_run & (trajectory.kinds[:, mine] == KIND_STEP),
     )
     if results.errors_to_raise:
-        return None, step_error(results.errors_to_raise, rollout, len(envs), "rollout")
+        return None, step_error(results.errors_to_raise, rollout, len(indices), "rollout")
     return rollout, None
 
 
 def _observations(trajectory: Trajectory, results: ResultsWithoutArrays) -> list[npt.NDArray[Any]]:
     """Return an array per leaf of the observations; leaves that cannot be batched are in arrays of objects."""
-    layout, shape = trajectory.layout, (trajectory.layout.steps + 1, trajectory.layout.envs)
-    pairs = zip(leaves(layout.observation), trajectory.observations, strict=True)
-    without_array = (
-        [leaf for leaf, array in pairs if array is None] if layout.inferred is None else leaves(layout.inferred)
-    )
-    others = [
-        np.zeros((*shape, *leaf.shape), leaf.dtype) if leaf.batchable else np.full(shape, None, object)
-        for leaf in without_array
-    ]
+    shape, inferred = trajectory.starts.shape, trajectory.layout.inferred
+    specs = leaves(inferred or trajectory.layout.observation)
+    in_trajectory = trajectory.observations if inferred is None else [None for _ in specs]
+    arrays, added = [], []
+    for spec, array in zip(specs, in_trajectory, strict=True):
+        if array is None:
+            new = np.zeros((*shape, *spec.shape), spec.dtype) if spec.batchable else np.full(shape, None, object)
+            added.append(new)
+        arrays.append(new if array is None else array)
     for key, objects in results.objects.items():
-        values = objects if layout.inferred is None else flatten(layout.inferred, *objects)
-        for array, value in zip(others, values, strict=True):
+        values = objects if inferred is None else flatten(inferred, *objects)
+        for array, value in zip(added, values, strict=True):
             array[key] = value
-    if layout.inferred is not None:
-        return others
-    remaining = iter(others)
-    return [next(remaining) if array is None else array for array in trajectory.observations]
+    return arrays
 
 
 def _exceptions_of(outcomes: dict[Any, Outcome]) -> dict[Any, BaseException]:

@@ -58,8 +58,8 @@ class RolloutEngine(abc.ABC):
             return None
         if not self._policy_can_load:
             raise TypeError("parameters for a policy that has no method load(parameters): add it, or leave them out")
-        pickled, arrays = pickle_argument("the parameters", parameters, pickle_parameters)
-        return pickled, arrays
+        pickled: tuple[bytes, list[memoryview]] = pickle_argument("the parameters", parameters, pickle_parameters)
+        return pickled
 
     @abc.abstractmethod
     def start(self, steps: int, parameters: Any, *, each: bool = False) -> RolloutFutures:

@@ -24,8 +24,9 @@ def record_steps(table: EnvTable, trajectory: Trajectory, plan: EnvPlan, index: 
     steps = steps[: len(kinds)]  # only repeats follow a repeat, and they are not recorded
     if not steps:
         return 0
-    at = slice(steps.start, steps.stop), index
-    ends = (trajectory.terminated[at] | trajectory.truncated[at]).tobytes()
+
+    these = slice(steps.start, steps.stop)
+    ends = (trajectory.terminated[these, index] | trajectory.truncated[these, index]).tobytes()
     starts = trajectory.starts[steps.start + 1 : steps.stop + 1, index].tobytes()
     if table.journals.is_recorded:
         _record_in_journal(table, trajectory, index, steps, kinds, _last_seeded_start(plan, starts))
@@ -46,7 +47,7 @@ def request_at(
 
 
 def _record_in_journal(
-    table: EnvTable, trajectory: Trajectory, index: int, steps: range, kinds: bytes, start: tuple[int, int | None]
+    table: EnvTable, trajectory: Trajectory, index: int, steps: range, kinds: bytes, seeded: tuple[int, int] | None
 ) -> None:
     """Record steps of an env. The journal begins anew with the last seeded reset.
 
@@ -56,27 +57,28 @@ def _record_in_journal(
         index: The env.
         steps: The steps.
         kinds: The kind of each.
-        start: What `_last_seeded_start` has returned for them.
+        seeded: The position of the last seeded reset among them, and its seed; None if there is none.
     """
     journal = table.journals.flushed(index)
     checksums: list[int] = trajectory.checksums[steps.start : steps.stop, index].tolist()
-    position, seed = start
-    if seed is not None:
+    if seeded is not None:
+        position, seed = seeded
         journal.begin(seed, checksums[position])
-    begin = 0 if seed is None else position + 1
-    if begin == len(steps):
+        steps, kinds, checksums = steps[position + 1 :], kinds[position + 1 :], checksums[position + 1 :]
+    if not steps:
         return
+
     if table.slab.layout.action is not None:
-        actions = [array[steps.start + begin : steps.stop, index].tobytes() for array in trajectory.actions]
-        journal.record_steps(actions, kinds[begin:], checksums[-1])
+        actions = [array[steps.start : steps.stop, index].tobytes() for array in trajectory.actions]
+        journal.record_steps(actions, kinds, checksums[-1])
         return
-    for step, kind, checksum in [*zip(steps, kinds, checksums, strict=True)][begin:]:
+    for step, kind, checksum in zip(steps, kinds, checksums, strict=True):
         request = request_at(table, trajectory, step, index, is_reset=kind == KIND_RESET)
         journal.record_request(request, checksum)
 
 
-def _last_seeded_start(plan: EnvPlan, starts: bytes) -> tuple[int, int | None]:
-    """Return the position of the last start of an episode with a seed, and the seed; None if there is none.
+def _last_seeded_start(plan: EnvPlan, starts: bytes) -> tuple[int, int] | None:
+    """Return the position of the last step that has begun an episode with a seed, and the seed; None for no such step.
 
     Without seeded episodes, only the first start may have a seed: that of the first reset in a new process.
 
@@ -87,4 +89,4 @@ def _last_seeded_start(plan: EnvPlan, starts: bytes) -> tuple[int, int | None]:
     last = starts.count(1) - 1
     if last > 0 and (seed := plan.seed_of_episode(last)) is not None:
         return starts.rindex(1), seed
-    return starts.find(1), plan.seed if last >= 0 else None
+    return (starts.index(1), plan.seed) if last >= 0 and plan.seed is not None else None

@@ -104,7 +104,8 @@ class WorkerRolloutEngine(RolloutEngine):
         # A future is resolved a few statements before its rollout leaves `_in_flight`. This waits for the end of such a
         # change.
         lock.repair_if_interrupted()
-        before = self._last_in_flight  # this rollout continues it, even if it ends meanwhile
+        # This rollout continues the last one in flight, even if that ends meanwhile.
+        before = next(reversed(self._in_flight), None)
         self._check_startable(before)
         pickled = self._pickle_parameters(parameters)
         with lock:
@@ -113,7 +114,7 @@ class WorkerRolloutEngine(RolloutEngine):
         for group in self.groups:
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
-            before = self._last_in_flight or before
+            before = next(reversed(self._in_flight), before)
             try:
                 self._check_startable(before)
             except EnvActorsError as refusal:
@@ -121,14 +122,9 @@ class WorkerRolloutEngine(RolloutEngine):
             if written is not None:
                 self._parameters.record(*written)
             self._buffers.begin(buffer)
-            terms = RolloutTerms(
-                recipe=self._recipe,
-                parameters=self._parameters.last,
-                rollout_index=self._next_index,
-                buffer=buffer,
-                copies=self._engine.reader.copies,
-                last_errors={} if before is None else before.terms.last_errors,
-            )
+            last_errors = {} if before is None else before.terms.last_errors
+            index, last, copies = self._next_index, self._parameters.last, self._engine.reader.copies
+            terms = RolloutTerms(self._recipe, last, index, buffer, copies, last_errors)
             rollout = RolloutInFlight(self, terms, hold, each=each)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
@@ -140,10 +136,6 @@ class WorkerRolloutEngine(RolloutEngine):
     def check_free(self) -> None:
         self._table.lock.repair_if_interrupted()  # see `start`
         self._check_in_flight(fewer_than=1)
-
-    @property
-    def _last_in_flight(self) -> RolloutInFlight | None:
-        return self._in_flight[-1] if self._in_flight else None
 
     def _check_startable(self, before: RolloutInFlight | None) -> None:
         """Raise if no rollout can start; see `RolloutEngine.start`.
@@ -234,5 +226,5 @@ class RolloutInFlight:
         for part in parts:
             results.add_part(part)
         versions = np.full(len(parts), 0 if terms.parameters is None else terms.parameters.version)
-        envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
-        return assemble(terms.buffer.trajectory, envs, results, versions, copies=terms.copies)
+        indices = range(parts[0].progress.indices.start, parts[-1].progress.indices.stop)
+        return assemble(terms.buffer.trajectory, indices, results, versions, copies=terms.copies)

@@ -143,11 +143,8 @@ class EnvRunner:
         """
         plans = [EnvPlan(*fields) for fields in order.plans]
         planned = list(zip(self._server.host.hosted_envs, plans, strict=True))
-        latest_start = max(plan.first_step for plan in plans)
-        flags = self.trajectory.flags
         for hosted, plan in planned:
-            flags[:, plan.first_step + 1 : latest_start + 1, hosted.index] = 0
-        flags[:, latest_start + 1 :, slice_of(self._indices)] = 0
+            self.trajectory.flags[:, plan.first_step + 1 :, hosted.index] = 0
         for position, encoded in enumerate(order.last_contents):
             self._objects[position] = [] if encoded is None else decode(encoded)[1]
         return planned
@@ -165,7 +162,7 @@ class EnvRunner:
         page, now = self._page, time.monotonic
         counters, times, steps_written = page.counters, page.times, self._steps_written
         actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
-        fast, num_envs = None if page.is_timing else self._fast_results, self.trajectory.layout.envs
+        fast, num_envs = None if page.is_timing else self._fast_results, self.trajectory.layout.num_envs
         has_raised = False
         for hosted, plan in begun:
             times[SINCE] = now()
@@ -181,8 +178,7 @@ class EnvRunner:
                     try:
                         obs, reward, terminated, truncated, info = result
                         ends = terminated or truncated
-                        is_fast = isinstance(reward, float) and type(info) is dict
-                        if is_fast and not (ends and plan.resets_within_step):
+                        if isinstance(reward, float) and type(info) is dict and not (ends and plan.resets_within_step):
                             numbers, width, rewards = fast
                             cell = step * num_envs + index
                             offset = (cell + num_envs) * width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -86,34 +87,33 @@ class InlineRolloutEngine(RolloutEngine):
             except Exception as error:
                 results.policy_error = results.policy_error or error
         results.complete_steps.update(enumerate(buffer.trajectory.steps_written.tolist()))
-        envs, versions = range(policies[0].envs.start, policies[-1].envs.stop), np.full(len(policies), self._version)
+        indices = range(policies[0].indices.start, policies[-1].indices.stop)
+        versions = np.full(len(policies), self._version)
         is_failure = results.policy_error is not None or bool(results.errors_to_raise)
 
         def read() -> tuple[Rollout | None, BaseException | None]:
-            return assemble(buffer.trajectory, envs, results, versions, copies=False)
+            return assemble(buffer.trajectory, indices, results, versions, copies=False)
 
         future: ActorFuture[Rollout] = ActorFuture(self._engine.actors[0], None)
         future.set_outcome(LazyOutcome(read, is_failure=is_failure))
         return future
 
 
+@dataclasses.dataclass(eq=False)
 class InlinePart:
     """One actor's part of a rollout.
 
-    Args:
+    Attributes:
         engine: Steps the envs.
         buffer: The memory that the steps are written into.
         policy: The policy of the actor.
         results: Gets the results that have no array in the trajectory.
     """
 
-    def __init__(
-        self, engine: InlineEngine, buffer: TrajectoryBuffer, policy: ActorPolicy, results: ResultsWithoutArrays
-    ) -> None:
-        self._engine = engine
-        self._buffer = buffer
-        self._policy = policy
-        self._results = results
+    engine: InlineEngine
+    buffer: TrajectoryBuffer
+    policy: ActorPolicy
+    results: ResultsWithoutArrays
 
     def run(self) -> None:
         """Run the envs of the actor, until one raises, or there is too little memory for the policy's output.
@@ -121,34 +121,40 @@ class InlinePart:
         Raises:
             Exception: Raised by the policy, or because of its output.
         """
-        buffer, envs, results = self._buffer, self._policy.envs, self._results
-        obs, starts = self._write_observations(0, envs)
-        for step in range(buffer.trajectory.layout.steps):
-            failures: dict[int, BaseException] = {}
-            output = self._policy.choose(step, obs, starts)
-            layout = write_output(buffer.trajectory, envs, step, output)
-            if layout is not None:
-                try:
-                    buffer.add_room(layout)
-                except VectorEnvError as error:
-                    (actor,) = (each for each in self._engine.actors if each.indices == envs)
-                    activity = Activity("rollout", envs.start)
-                    failures = dict.fromkeys(envs, actor.errors.no_memory_for_results(activity, error))
-                else:
-                    write_output(buffer.trajectory, envs, step, output)
-            failures = failures or self._run_envs(step, self._write_kinds(step))
+        obs, starts = self._write_observations(0, self.policy.indices)
+        for step in range(self.buffer.trajectory.layout.steps):
+            output = self.policy.choose(step, obs, starts)
+            failures = self._write_output(step, output) or self._run_envs(step, self._write_kinds(step))
             if failures:
-                results.errors_to_raise.update(failures)
-                results.errors_by_step.update({(step, index): each for index, each in failures.items()})
-                for index in set(envs).difference(failures):
-                    self._write_observations(step + 1, range(index, index + 1))
+                self._end_with(step, failures)
                 return
-            obs, starts = self._write_observations(step + 1, envs)
+            obs, starts = self._write_observations(step + 1, self.policy.indices)
 
-    def _write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
+    def _end_with(self, step: int, failures: dict[int, BaseException]) -> None:
+        """End with the errors of some envs in a step, which the others have taken."""
+        self.results.errors_to_raise.update(failures)
+        self.results.errors_by_step.update({(step, index): error for index, error in failures.items()})
+        for index in set(self.policy.indices).difference(failures):
+            self._write_observations(step + 1, range(index, index + 1))
+
+    def _write_output(self, step: int, output: Any) -> dict[int, BaseException]:
+        """Write the output of the policy; return an error for each env if there is too little memory for it."""
+        indices = self.policy.indices
+        needed_layout = write_output(self.buffer.trajectory, indices, step, output)
+        if needed_layout is None:
+            return {}
+        try:
+            self.buffer.add_room(needed_layout)
+        except VectorEnvError as error:
+            (actor,) = (each for each in self.engine.actors if each.indices == indices)
+            return dict.fromkeys(indices, actor.errors.no_memory_for_results(Activity("rollout", indices.start), error))
+        write_output(self.buffer.trajectory, indices, step, output)
+        return {}
+
+    def _write_observations(self, step: int, indices: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
-        trajectory, mine = self._buffer.trajectory, slice_of(envs)
-        obs = self._engine.last_observations(envs)
+        trajectory, mine = self.buffer.trajectory, slice_of(indices)
+        obs = self.engine.last_observations(indices)
         objects = []
         for array, leaf in zip(trajectory.observations, flatten(trajectory.layout.observation, obs), strict=True):
             if array is None:
@@ -157,9 +163,9 @@ class InlinePart:
                 array[step, mine] = leaf
                 leaf.flags.writeable = False
         if objects:
-            for index, *leaves in zip(envs, *objects, strict=True):
-                self._results.objects[step, index] = leaves
-        starts = np.array([self._engine.last_obs_is_first(index) for index in envs], np.bool_)
+            for index, *leaves in zip(indices, *objects, strict=True):
+                self.results.objects[step, index] = leaves
+        starts = np.array([self.engine.last_obs_is_first(index) for index in indices], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
 
@@ -168,31 +174,32 @@ class InlinePart:
 
         A repeat is complete with that: the observation is written as that of any env, and the rest are zeros.
         """
-        trajectory, envs, mine = self._buffer.trajectory, self._policy.envs, slice_of(self._policy.envs)
-        kinds = np.array([next_kind(self._engine.episodes, index) for index in envs], np.uint8)
+        trajectory, indices, mine = self.buffer.trajectory, self.policy.indices, slice_of(self.policy.indices)
+        kinds = np.array([next_kind(self.engine.episodes, index) for index in indices], np.uint8)
         trajectory.kinds[step, mine] = kinds
         trajectory.steps_written[mine] += kinds == KIND_REPEAT
-        return [index for index, kind in zip(envs, kinds.tolist(), strict=True) if kind != KIND_REPEAT]
+        return [index for index, kind in zip(indices, kinds.tolist(), strict=True) if kind != KIND_REPEAT]
 
-    def _run_envs(self, step: int, due: list[int]) -> dict[int, BaseException]:
-        """Run a step of the envs that are due; return the errors of those that failed."""
-        engine, actions = self._engine, actions_at(self._buffer.trajectory, step, self._policy.envs)
-        selection = engine.select(due)
+    def _run_envs(self, step: int, acting: list[int]) -> dict[int, BaseException]:
+        """Run a step of the envs that do not repeat; return the errors of those that failed."""
+        engine, actions = self.engine, actions_at(self.buffer.trajectory, step, self.policy.indices)
+        selection = engine.select(acting)
         try:
-            engine.start_steps(selection, [actions[index] for index in due], streams=True)
-            batch, failures = engine.wait_for_results(selection, None, None, "rollout"), {}
+            engine.start_steps(selection, [actions[index] for index in acting], streams=True)
+            batch = engine.wait_for_results(selection, None, None, "rollout")
         except VectorStepError as error:
-            batch, failures = error.batch, error.failures
+            return {**error.failures, **self._write_results(step, error.batch)}
         except Exception as error:  # an actor is closed
-            return dict.fromkeys(due, error)
-        return {**failures, **self._write_results(step, batch)}
+            return dict.fromkeys(acting, error)
+        return self._write_results(step, batch)
 
     def _write_results(self, step: int, batch: Batch) -> dict[int, BaseException]:
         """Write the results of a step; return the errors of envs whose rewards do not fit into the trajectory."""
-        trajectory = self._buffer.trajectory
+        trajectory = self.buffer.trajectory
         failures: dict[int, BaseException] = {}
-        columns = zip(*(column.tolist() for column in (batch.env_ids, batch.terminated, batch.truncated)), strict=True)
-        for (index, terminated, truncated), reward, info in zip(columns, batch.rewards, batch.infos, strict=True):
+        ends = zip(batch.terminated.tolist(), batch.truncated.tolist(), strict=True)
+        columns = zip(batch.env_ids.tolist(), batch.rewards, ends, batch.infos, strict=True)
+        for index, reward, (terminated, truncated), info in columns:
             try:
                 trajectory.rewards[step, index] = reward
             except Exception as error:
@@ -202,8 +209,8 @@ class InlinePart:
             trajectory.truncated[step, index] = truncated
             trajectory.steps_written[index] = step + 1
             if not isinstance(info, dict) or info:
-                self._results.infos[step, index] = info
+                self.results.infos[step, index] = info
             if (failure := failure_in(info)) is not None:
-                self._results.errors_by_step[step, index] = failure
+                self.results.errors_by_step[step, index] = failure
                 trajectory.kinds[step, index] = KIND_TRUNCATED
         return failures

@@ -30,26 +30,26 @@ class MirroredSteps(NamedTuple):
 
     Attributes:
         places: Places of the regions of the trajectory in the shared memory.
-        layout: Pickled `TrajectoryLayout`.
-        envs: Indices of the worker's envs.
+        pickled_layout: Pickled `TrajectoryLayout`.
+        indices: Indices of the worker's envs.
         first_step: First step.
     """
 
     places: RegionPlaces
-    layout: bytes
-    envs: range
+    pickled_layout: bytes
+    indices: range
     first_step: int
 
     def write(self, regions: Sequence[memoryview | None], content: bytes | memoryview) -> None:
         """Write the first step, as far as the caller has it."""
-        self._trajectory(regions).unpack(self.envs, content)
+        self._trajectory(regions).unpack(self.indices, content)
 
     def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:
         """Return the steps that the worker has written."""
-        return packing.pack([(STEPS, self._trajectory(regions).pack(self.envs, self.first_step))])
+        return packing.pack([(STEPS, self._trajectory(regions).pack(self.indices, self.first_step))])
 
     def _trajectory(self, regions: Sequence[memoryview | None]) -> Trajectory:
-        return Trajectory(pickle.loads(self.layout), regions)
+        return Trajectory(pickle.loads(self.pickled_layout), regions)
 
 
 class PolicyRecipe(NamedTuple):
@@ -83,7 +83,7 @@ class Order(NamedTuple):
         policy_id: Id of the policy.
         recipe: Recipe of the policy, which the worker makes first; None if it should have the policy already.
         rollout_index: Index of the rollout since the policy was set.
-        layout: Pickled `TrajectoryLayout`.
+        pickled_layout: Pickled `TrajectoryLayout`.
         places: Places of the regions of the trajectory in the shared memory.
         parameters: Parameters that the policy loads first unless it has them; None if there are none.
         plans: Fields of the `EnvPlan` of each env.
@@ -94,7 +94,7 @@ class Order(NamedTuple):
     policy_id: int
     recipe: PolicyRecipe | None
     rollout_index: int
-    layout: bytes
+    pickled_layout: bytes
     places: RegionPlaces
     parameters: Parameters | None
     plans: list[tuple[Any, ...]]
@@ -106,9 +106,9 @@ class OrderReply(NamedTuple):
 
     Attributes:
         must_make_policy: Whether the worker did nothing, since its process lacks the policy and got no recipe.
-        layout: The layout to make room for, since the policy returned actions or extras that the trajectory has no room
-            for; None if it has.
+        needed_layout: The layout to make room for, since the trajectory has no room for the actions or extras that the
+            policy returned; None if it has.
     """
 
     must_make_policy: bool = False
-    layout: TrajectoryLayout | None = None
+    needed_layout: TrajectoryLayout | None = None

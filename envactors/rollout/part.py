@@ -68,7 +68,7 @@ class RolloutPart(Job):
         deliver: Called once the part has ended: `RolloutInFlight.deliver`.
 
     Attributes:
-        envs: How far each env has got, and its errors.
+        progress: How far each env has got, and its errors.
         policy_error: The exception that ends the part and is none of an env or of the actor: raised by the policy, or
             because of its output. None without one.
     """
@@ -77,7 +77,7 @@ class RolloutPart(Job):
     needs_permit = True
 
     def __init__(self, group: EnvGroup, terms: RolloutTerms, deliver: Callable[[], object]) -> None:
-        self.envs: RolloutEnvs = RolloutEnvs(group, terms.buffer)
+        self.progress: RolloutEnvs = RolloutEnvs(group, terms.buffer)
         self.policy_error: Outcome | None = None
         self._terms = terms
         self._group = group
@@ -109,7 +109,7 @@ class RolloutPart(Job):
     @property
     def has_failed(self) -> bool:
         """Whether an error of an env, of the policy, or of the actor ends the part."""
-        return bool(self.policy_error or self.envs.errors_to_raise)
+        return bool(self.policy_error or self.progress.errors_to_raise)
 
     @property
     def _has_other_parts(self) -> bool:
@@ -120,7 +120,7 @@ class RolloutPart(Job):
     @property
     def _activity_of_order(self) -> Activity:
         """The current order as a whole. It has a deadline if the worker makes the policy in it."""
-        first = self.envs.indices.start
+        first = self.progress.indices.start
         if self._sends_recipe:
             return Activity("set_policy", first, self.call_id, self.started_at, self.actor.config.deadlines.start)
         return Activity("rollout", first, self.call_id, self.started_at)
@@ -139,22 +139,22 @@ class RolloutPart(Job):
         Args:
             first: Whether it comes ahead of all other jobs.
         """
-        if reason := self._group.table.episodes.renewal_reason(self.envs.indices):
+        if reason := self._group.table.episodes.renewal_reason(self.progress.indices):
             self.actor.jobs.enqueue(Renewal(reason=reason), first=first)
 
     def start(self) -> Job | None:
         """Order the steps that are left. The part may end instead, if envs cannot take them."""
-        envs, actor = self.envs, self.actor
+        progress, actor = self.progress, self.actor
         if self.has_ended:
             return None
         if self._stage == "new":
-            envs.read_rows()
+            progress.read_rows()
             self._stage = "begun"
-            envs.fail_lost(self._terms.last_errors)
-        envs.settle_lost_episodes(self.call_id)
+            progress.fail_lost(self._terms.last_errors)
+        progress.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
             return None
-        self._group.table.rows.begin_rollout(envs.indices, self.call_id)
+        self._group.table.rows.begin_rollout(progress.indices, self.call_id)
         self._sends_recipe |= self._incarnation not in (None, actor.process.incarnation)
         self._incarnation = actor.process.incarnation
         if self._is_remote:
@@ -164,22 +164,22 @@ class RolloutPart(Job):
         return self
 
     def _make_order(self) -> Order:
-        terms, envs = self._terms, self.envs
+        terms, progress = self._terms, self.progress
         return Order(
             policy_id=terms.recipe.policy_id,
             recipe=terms.recipe if self._sends_recipe else None,
             rollout_index=terms.rollout_index,
-            layout=terms.buffer.pickled_layout,
+            pickled_layout=terms.buffer.pickled_layout,
             places=terms.buffer.places,
             parameters=terms.parameters,
-            plans=[plan.fields() for plan in envs.make_plans()],
-            last_contents=envs.last_contents(),
+            plans=[plan.fields() for plan in progress.make_plans()],
+            last_contents=progress.last_contents(),
         )
 
     def _mirror_steps(self) -> None:
         """Send the memory of the next step to the other machine. The steps come back with the reply."""
         worker, buffer = self.actor.process.worker, self._terms.buffer
-        indices, step = self.envs.indices, self.envs.next_step
+        indices, step = self.progress.indices, self.progress.next_step
         assert worker is not None, "jobs start in a live process"
         steps = MirroredSteps(buffer.places, buffer.pickled_layout, indices, step)
         worker.mirror(steps, buffer.trajectory.pack(indices, step, step + 1))
@@ -193,18 +193,19 @@ class RolloutPart(Job):
             return self._late
         if (page := self.actor.page) is None:
             return None
-        progress = page.progress()
-        if progress.call_id != self.call_id or progress.method == METHOD_CALL:
+        running = page.progress()
+        if running.call_id != self.call_id or running.method == METHOD_CALL:
             return self._activity_of_order
+
         # The policy acts for all envs, so the first one stands for them. Env code may overwrite the position.
-        envs, position = self.envs.indices, progress.position
-        if progress.method == METHOD_POLICY or not 0 <= position < len(envs):
+        indices, position = self.progress.indices, running.position
+        if running.method == METHOD_POLICY or not 0 <= position < len(indices):
             position = 0
-        index = envs[position]
+        index = indices[position]
         if index in self._raised:  # its step has ended
-            return self._activity_of_order._replace(started_at=progress.since)
-        deadline = deadline_by_code(progress.method, self.actor.config.deadlines)
-        return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
+            return self._activity_of_order._replace(started_at=running.since)
+        deadline = deadline_by_code(running.method, self.actor.config.deadlines)
+        return Activity(METHOD_NAMES[running.method], index, self.call_id, running.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
         """Accept the steps that are complete now. On this machine, no later ones count.
@@ -221,12 +222,12 @@ class RolloutPart(Job):
         """
         for key, content in packing.unpack(frame.payload):
             if key == STEPS and self._is_remote:
-                self.envs.trajectory.unpack(self.envs.indices, content)
+                self.progress.trajectory.unpack(self.progress.indices, content)
             elif key == RAISED:
                 if self._late is None:
                     load_message(self._record_raised, content)
             else:  # the cell of an info
-                self.envs.add_large_content(key, bytes(content))
+                self.progress.add_large_content(key, bytes(content))
 
     def on_reply(self, frame: Frame) -> bool:
         """Accept the steps, and decide about envs that raised; the part ends with its last step or an error."""
@@ -238,11 +239,11 @@ class RolloutPart(Job):
         reply = load_message(OrderReply, frame.payload)
         self._sends_recipe = reply.must_make_policy
         self._recover_raised()
-        if reply.layout is not None:
+        if reply.needed_layout is not None:
             try:
-                self._terms.buffer.add_room(reply.layout)
+                self._terms.buffer.add_room(reply.needed_layout)
             except VectorEnvError as error:
-                self.envs.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
+                self.progress.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
         return self._end_if_decided()
 
     def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
@@ -254,7 +255,7 @@ class RolloutPart(Job):
         3. Decide about the envs that have raised.
         """
         if self._late is not None and not self._is_remote:
-            self.envs.drop_unaccepted()
+            self.progress.drop_unaccepted()
         self._accept_completed()
         uncompleted = super().find_uncompleted(process)
         self._recover_raised()
@@ -262,21 +263,21 @@ class RolloutPart(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
-        if culprit.method == "policy" or culprit.index not in self.envs.failed_in(culprit):
+        if culprit.method == "policy" or culprit.index not in self.progress.failed_in(culprit):
             return Inputs()
-        return self._group.recovery.step_inputs(culprit.index, self.envs.posted(culprit.index))
+        return self._group.recovery.step_inputs(culprit.index, self.progress.posted(culprit.index))
 
     def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""
         self._late = None
         if process_exit.culprit is not None:
             loss = self._group.recovery.exit_loss(process_exit.culprit, process_exit)
-            for index in self.envs.failed_in(process_exit.culprit):
-                self.envs.recover(index, loss)
+            for index in self.progress.failed_in(process_exit.culprit):
+                self.progress.apply_fate(index, loss)
         if process_exit.plan.starts_another:
-            self.envs.settle_lost_episodes(self.call_id)
-        elif self.envs.next_step < self.envs.steps:
-            self.envs.fail_all(process_exit.error)
+            self.progress.settle_lost_episodes(self.call_id)
+        elif self.progress.next_step < self.progress.steps:
+            self.progress.fail_all(process_exit.error)
         return self._end_if_decided()
 
     def fail(self, error_of: ErrorOf) -> None:
@@ -284,17 +285,17 @@ class RolloutPart(Job):
         if self.has_ended:
             return
         if self._stage == "new":
-            self.envs.read_rows()  # its result has the last observations
-        self.envs.fail_all(error_of(self._activity_of_order))
+            self.progress.read_rows()  # its result has the last observations
+        self.progress.fail_all(error_of(self._activity_of_order))
         self._end()
 
     def _accept_completed(self) -> None:
         """Accept the steps that the worker has completed."""
-        self.actor.jobs.record_completed(self.envs.accept_completed())
+        self.actor.jobs.record_completed(self.progress.accept_completed())
 
     def _record_raised(self, position: int, step: int, *fields: Any) -> None:
         """Record an env that has raised, as a piece says."""
-        self._raised[self.envs.indices[position]] = step, Failure(*fields)
+        self._raised[self.progress.indices[position]] = step, Failure(*fields)
 
     def _recover_raised(self) -> None:
         """Decide about the envs that have raised.
@@ -303,13 +304,13 @@ class RolloutPart(Job):
         """
         raised, self._raised = self._raised, {}
         for index, (step, failure) in raised.items():
-            if step == self.envs.accepted_steps[index]:
-                loss = self._group.recovery.raised_loss(self.envs.activity(index, self.call_id), failure)
-                self.envs.recover(index, loss)
+            if step == self.progress.accepted_steps[index]:
+                loss = self._group.recovery.raised_loss(self.progress.activity(index, self.call_id), failure)
+                self.progress.apply_fate(index, loss)
 
     def _end_if_decided(self) -> bool:
         """End the part if nothing is left to run; return whether it has ended."""
-        if self.has_failed or self.envs.next_step >= self.envs.steps:
+        if self.has_failed or self.progress.next_step >= self.progress.steps:
             self._end()
         return self.has_ended
 
@@ -332,8 +333,8 @@ class RolloutPart(Job):
         """
         if self.has_ended:
             return
-        self.envs.write_rows()
-        self._terms.last_errors.update(self.envs.errors_to_raise)
+        self.progress.write_rows()
+        self._terms.last_errors.update(self.progress.errors_to_raise)
         self._stage = "ended"
         deliver, self._deliver = self._deliver, lambda: None
         deliver()

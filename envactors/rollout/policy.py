@@ -62,17 +62,17 @@ class ActorPolicy:
     Args:
         make_policy: Function that makes the policy, pickled.
         seed: Seed of its random numbers.
-        envs: Indices of the actor's envs.
+        indices: Indices of the actor's envs.
 
     Attributes:
-        envs: As above.
+        indices: As above.
         can_load: Whether it can load parameters.
         version: Version of the parameters that it loaded last; 0 for none.
         rollout_index: Index of the current rollout, on which the random numbers depend.
     """
 
-    def __init__(self, make_policy: bytes, seed: int, envs: range) -> None:
-        self.envs = envs
+    def __init__(self, make_policy: bytes, seed: int, indices: range) -> None:
+        self.indices = indices
         self._policy = pickle.loads(make_policy)()
         if not callable(self._policy):
             raise TypeError(f"make_policy returned a {type(self._policy).__name__}: expected a function (obs, context)")
@@ -80,7 +80,7 @@ class ActorPolicy:
         self.version: int = 0
         self.rollout_index: int = 0
         self._seed = seed
-        self._env_ids = np.arange(envs.start, envs.stop, dtype=np.int64)
+        self._env_ids = np.arange(indices.start, indices.stop, dtype=np.int64)
 
     def load(self, version: int, pickled: bytes, arrays: Sequence[bytes | memoryview]) -> None:
         """Have the policy load parameters.
@@ -102,18 +102,18 @@ class ActorPolicy:
 
         It takes about 7 us to make, which only steps of policies that use ``context.rng`` pay.
         """
-        counter = [0, step, self.rollout_index, self.envs.start]
+        counter = [0, step, self.rollout_index, self.indices.start]
         return np.random.Generator(np.random.Philox(key=self._seed, counter=counter))
 
 
-def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) -> TrajectoryLayout | None:
+def write_output(trajectory: Trajectory, indices: range, step: int, output: Any) -> TrajectoryLayout | None:
     """Write the actions and extras of one step, or nothing if the trajectory has no room for them.
 
     Steps without extras get zeros.
 
     Args:
         trajectory: Trajectory to write to.
-        envs: The envs that the policy has acted for.
+        indices: The envs that the policy has acted for.
         step: The step.
         output: Return value of the policy.
 
@@ -125,7 +125,7 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
         TypeError: The extras are not numbers, or differ from those of an earlier step.
         ValueError: An extra does not have one row per env.
     """
-    layout, count, mine = trajectory.layout, len(envs), slice_of(envs)
+    layout, count, mine = trajectory.layout, len(indices), slice_of(indices)
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
     expected = layout.extras or _specs_of_extras(extras)  # the first extras of any actor decide which there are
@@ -141,19 +141,19 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
     if isinstance(action, ArraySpec) and action.batchable:
         trajectory.actions[0][step, mine] = values
         return None
-    for index, value in zip(envs, values, strict=True):
+    for index, value in zip(indices, values, strict=True):
         for array, leaf in zip(trajectory.actions, flatten(action, value), strict=True):
             array[step, index] = leaf
     return None
 
 
-def actions_at(trajectory: Trajectory, step: int, envs: range) -> Any:
+def actions_at(trajectory: Trajectory, step: int, indices: range) -> Any:
     """Return the actions of a step, to be indexed by env: at least those of some envs."""
     action: Any = trajectory.layout.action
     if isinstance(action, ArraySpec):
         return trajectory.actions[0][step]
     arrays = [array[step] for array in trajectory.actions]
-    return {index: reader(action, arrays, index)() for index in envs}
+    return {index: reader(action, arrays, index)() for index in indices}
 
 
 def _split(action: Any, output: Any, count: int) -> tuple[Any, dict[str, npt.NDArray[Any]]]:

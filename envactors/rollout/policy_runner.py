@@ -59,8 +59,8 @@ class PolicyRunner:
     def __init__(self, server: Server, recipe: PolicyRecipe) -> None:
         hosted = server.host.hosted_envs
         self.policy_id: int = recipe.policy_id
-        envs = range(hosted[0].index, hosted[0].index + len(hosted))
-        self.policy: ActorPolicy = ActorPolicy(recipe.pickled, recipe.seed, envs)
+        indices = range(hosted[0].index, hosted[0].index + len(hosted))
+        self.policy: ActorPolicy = ActorPolicy(recipe.pickled, recipe.seed, indices)
         self._server = server
         self._env_runner_at = functools.lru_cache(_MOST_TRAJECTORIES)(self._open_trajectory)
         self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open, writable=False))
@@ -76,11 +76,11 @@ class PolicyRunner:
         page = self._server.page
         if order.parameters is not None and order.parameters.version != self.policy.version:
             self._load(order.parameters)
-        env_runner = self._env_runner_at(order.places, order.layout)
+        env_runner = self._env_runner_at(order.places, order.pickled_layout)
         self.policy.rollout_index = order.rollout_index
         page.is_timing = page.counters[TIMED] != 0
         try:
-            return OrderReply(layout=env_runner.run(order, functools.partial(self._choose, env_runner)))
+            return OrderReply(needed_layout=env_runner.run(order, functools.partial(self._choose, env_runner)))
         finally:
             page.is_timing = False
 
@@ -93,7 +93,7 @@ class PolicyRunner:
         Raises:
             BaseException: Raised by the policy, or because of its output.
         """
-        first = self.policy.envs.start
+        first = self.policy.indices.start
         if env_runner.steps_chosen[first] > step:
             return None
         kept = self._output_without_room
@@ -121,7 +121,7 @@ class PolicyRunner:
 
     def _open_trajectory(self, places: RegionPlaces, layout: bytes) -> EnvRunner:
         regions = [None if place is None else self._open(place, writable=True) for place in places]
-        return EnvRunner(Trajectory(pickle.loads(layout), regions), self._server, self.policy.envs)
+        return EnvRunner(Trajectory(pickle.loads(layout), regions), self._server, self.policy.indices)
 
     def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         assert self._server.memory is not None, "envs of a vector have memory"

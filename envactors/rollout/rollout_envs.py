@@ -2,7 +2,7 @@
 
     `read_rows`         the rollout begins with the last observations, which are in the rows of the envs
     `accept_completed`  each completed step advances the episode and the journal of its env
-    `recover`           a step has failed: it runs again, or has another result, or the rollout of the actor ends
+    `apply_fate`        a step has failed: it runs again, or has another result, or the rollout of the actor ends
     `write_rows`        the rollout ends: the rows get the last results, as if steps had written them
 
 In between, the episodes and journals are up to date, and the rows are not. Of rollouts, `envactors.vector` knows
@@ -19,7 +19,6 @@ this:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,8 +164,8 @@ class RolloutEnvs:
             end: The step after the last one.
         """
         step, trajectory = self.accepted_steps[index], self.trajectory
-        starts = record_steps(self._table, trajectory, self._plans[index], index, range(step, end))
-        self._plans[index].advance_seeds(starts)
+        begun = record_steps(self._table, trajectory, self._plans[index], index, range(step, end))
+        self._plans[index].advance_seeds(begun)
         self.accepted_steps[index] = end
         self._incarnations[index] = self._table.rows.posted_incarnations[index]
         if index in self._reset_after_failure:
@@ -189,13 +188,14 @@ class RolloutEnvs:
     def make_plans(self) -> list[EnvPlan]:
         """Plan the steps of each env from its next one on."""
         table, episodes = self._table, self._table.episodes
+        after_end, within_step = kind_after_end(episodes), episodes.autoreset.resets_within_step
         for index, first_step in self.accepted_steps.items():
             kind, seed = self.next_kind(index), episodes.next_seeds[index]
             root_seed = None if seed is None else episodes.root_seeds[index]
             if kind == KIND_RESET:
                 seed = episodes.seed_of_reset(index, table.rows.incarnations[index])
-            rules = kind_after_end(episodes), episodes.autoreset.resets_within_step
-            self._plans[index] = EnvPlan(first_step, kind, *rules, seed, root_seed, episodes.episode_numbers[index])
+            next_episode = episodes.episode_numbers[index]
+            self._plans[index] = EnvPlan(first_step, kind, after_end, within_step, seed, root_seed, next_episode)
         return [*self._plans.values()]
 
     def last_contents(self) -> list[bytes | None]:
@@ -250,14 +250,17 @@ class RolloutEnvs:
         behind. If one of them has an error to raise, the rollout ends there: the envs ahead take no further step, and
         their losses are left to the next rollout or call of `step`.
         """
-        current, to_raise = self.next_step, self.errors_to_raise
-        for index, step in sorted(self.accepted_steps.items(), key=operator.itemgetter(1)):
-            is_run = step < self.steps and index not in to_raise and (step == current or not to_raise)
-            if is_run and self._table.needs_lost_episode(index) and self.next_kind(index) != KIND_REPEAT:
-                self.recover(index, self._recovery.lost_episode_loss(self.activity(index, call_id)))
+        current = self.next_step
+        for step, index in sorted((step, index) for index, step in self.accepted_steps.items()):
+            if step == self.steps or (step > current and self.errors_to_raise):
+                return
+            if index in self.errors_to_raise or self.next_kind(index) == KIND_REPEAT:
+                continue
+            if self._table.needs_lost_episode(index):
+                self.apply_fate(index, self._recovery.lost_episode_loss(self.activity(index, call_id)))
 
-    def recover(self, index: int, loss: RequestLoss) -> None:
-        """Decide the fate of an env's next step, which has no result, and carry it out.
+    def apply_fate(self, index: int, loss: RequestLoss) -> None:
+        """Decide the fate of an env's next step, which has no result, and apply it.
 
         An error to raise ends the rollout of the actor. Otherwise the next order runs the step again, or resets the env
         within it, or begins after it, since it was truncated.
@@ -288,9 +291,8 @@ class RolloutEnvs:
         trajectory.truncated[step, index] = True
         trajectory.starts[step + 1, index] = False
         trajectory.kinds[step, index] = KIND_TRUNCATED
-        cell, content = trajectory.cell(step, index), None
-        if not trajectory.has_all_leaves:
-            content = self.content_before(step, index)
+        cell = trajectory.cell(step, index)
+        content = None if trajectory.has_all_leaves else self.content_before(step, index)
         trajectory.info_encoding[cell] = PLAIN if content is None else OVERFLOW
         if content is not None:
             self._large_contents[cell] = content

@@ -46,7 +46,7 @@ class TrajectoryLayout(NamedTuple):
         action: Spec of one env's action; None until it is inferred from the first actions.
         reward: Spec of one env's reward; None if rewards are objects.
         extras: Names and specs, for one env, of what the policy returns besides the actions.
-        envs: Number of envs.
+        num_envs: Number of envs.
         steps: Number of steps.
         inferred: Spec of one env's observation, inferred from a reset, if envs have no observation space. Then
             ``observation`` is one object. Otherwise None.
@@ -56,7 +56,7 @@ class TrajectoryLayout(NamedTuple):
     action: Spec | None
     reward: ArraySpec | None
     extras: tuple[tuple[str, ArraySpec], ...]
-    envs: int
+    num_envs: int
     steps: int
     inferred: Spec | None = None
 
@@ -92,7 +92,7 @@ class Trajectory:
 
     def __init__(self, layout: TrajectoryLayout, regions: Iterable[Any] = (None,) * len(REGIONS)) -> None:
         self.layout = layout
-        n, t = layout.envs, layout.steps
+        n, t = layout.num_envs, layout.steps
         add, add_action, add_extra = map(Places, regions)
         self.counts: npt.NDArray[np.int64] = add((2, n), np.int64)
         self.steps_written: npt.NDArray[np.int64] = self.counts[0]
@@ -124,19 +124,19 @@ class Trajectory:
 
     def cell(self, step: int, index: int) -> int:
         """Return the cell of a step of an env: its position in the arrays of infos, which are flat."""
-        return step * self.layout.envs + index
+        return step * self.layout.num_envs + index
 
     def inline_info(self, cell: int) -> memoryview:
         """Return the encoded info of a cell."""
         return self.inline_infos[cell, : self.inline_info_sizes[cell]].data
 
     def steps_with_infos(
-        self, envs: range, start: int, end: int
+        self, indices: range, start: int, end: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the steps, among some envs and steps, that have an encoded info, and the env of each."""
-        encodings = self.info_encoding.reshape(-1, self.layout.envs)[start:end, slice_of(envs)]
+        encodings = self.info_encoding.reshape(-1, self.layout.num_envs)[start:end, slice_of(indices)]
         steps, positions = (encodings != PLAIN).nonzero()
-        return steps + start, positions + envs.start
+        return steps + start, positions + indices.start
 
     def repeat_observation(self, step: int, index: int) -> None:
         """Write the observation before a step of an env once more after it, with reward 0."""
@@ -145,11 +145,11 @@ class Trajectory:
                 array[step + 1, index] = array[step, index]
         self.rewards[step, index] = 0
 
-    def clear_unwritten(self, envs: range) -> None:
+    def clear_unwritten(self, indices: range) -> None:
         """Clear the steps of an actor's envs that have not run: the memory may have those of an earlier rollout."""
         for array in (*self.actions, *self.extras):
-            array[self.steps_chosen[envs.start] :, slice_of(envs)] = 0
-        for index in envs:
+            array[self.steps_chosen[indices.start] :, slice_of(indices)] = 0
+        for index in indices:
             written = int(self.steps_written[index])
             self.flags[:, written + 1 :, index] = 0
             self.rewards[written:, index] = 0
@@ -157,42 +157,42 @@ class Trajectory:
                 if observations is not None:
                     observations[written + 1 :, index] = 0
 
-    def pack(self, envs: range, start: int, end: int | None = None) -> bytearray:
+    def pack(self, indices: range, start: int, end: int | None = None) -> bytearray:
         """Serialize steps of some envs for another machine.
 
         Args:
-            envs: Indices of the envs.
+            indices: Indices of the envs.
             start: First step.
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.steps_written[slice_of(envs)].max()), int(self.steps_chosen[envs.start]))
+            written = max(int(self.steps_written[slice_of(indices)].max()), int(self.steps_chosen[indices.start]))
             end = min(max(start, written), self.layout.steps)
-        blocks = ((0, block.tobytes()) for block in self._blocks(envs, start, end))
+        blocks = ((0, block.tobytes()) for block in self._blocks(indices, start, end))
         return packing.pack([(start, b""), (end, b""), *blocks])
 
-    def unpack(self, envs: range, content: bytes | memoryview) -> None:
+    def unpack(self, indices: range, content: bytes | memoryview) -> None:
         """Write steps that `pack` serialized."""
         (start, _), (end, _), *parts = packing.unpack(content)
         # The sender may have had no room for extras, which come last.
-        for block, (_, part) in zip(self._blocks(envs, start, end), parts, strict=False):
+        for block, (_, part) in zip(self._blocks(indices, start, end), parts, strict=False):
             block[...] = np.ndarray(block.shape, block.dtype, part)
 
-    def _blocks(self, envs: range, start: int, end: int) -> Iterator[npt.NDArray[Any]]:
+    def _blocks(self, indices: range, start: int, end: int) -> Iterator[npt.NDArray[Any]]:
         """Yield some envs and steps of each array.
 
         Infos come after their sizes, which `unpack` must write first. Extras come last, since only one of two layouts
         may have them: the caller adds room for those of one worker while another runs.
         """
-        mine = slice_of(envs)
-        info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
+        mine = slice_of(indices)
+        info_sizes = self.inline_info_sizes.reshape(-1, self.layout.num_envs)
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
         timed: list[npt.NDArray[Any]] = [self.checksums, self.rewards, info_sizes, *self.actions]
         counts, flags = self.counts[:, mine], self.flags[:, start : end + 1, mine]
         yield from (counts, flags)
         yield from observations
         yield from (array[start:end, mine] for array in timed)
-        for step, index in zip(*self.steps_with_infos(envs, start, end), strict=True):
+        for step, index in zip(*self.steps_with_infos(indices, start, end), strict=True):
             cell = self.cell(step, index)
             yield self.inline_infos[cell, : self.inline_info_sizes[cell]]
         yield from (array[start:end, mine] for array in self.extras)
