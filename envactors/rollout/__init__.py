@@ -1,5 +1,9 @@
 """Rollouts: the policy runs in the workers, which write whole trajectories into shared memory.
 
+Take a rollout of 100 steps of four envs, with two envs per actor. `WorkerRolloutEngine.start` takes shared memory for
+400 results, and sends an order to each of the two workers. Each worker calls its policy for its two envs, steps them,
+and writes the results, 100 times. Then it replies, and `assemble` returns the memory as arrays of shape (100, 4, ...).
+
     caller      engine ── part, one per actor ── rollout_envs           at the end, assembly makes the result
                             │ order    ▲ reply       │ reads
     shared                  ▼          │        trajectory

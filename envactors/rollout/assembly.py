@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,13 @@ from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.rollout.trajectory import Trajectory
 from envactors.vector.results import failure_info, step_error
 
-# A step of an env: its index, and that of the env.
-StepKey: TypeAlias = tuple[int, int]
-
 
 @dataclasses.dataclass(eq=False)
 class ResultsWithoutArrays:
     """All results of consecutive actors in a rollout that have no array in its trajectory.
+
+    Keys are pairs of a step and the index of an env, both from 0. If env 3 returns the info ``{"n": 7}`` in its first
+    step, ``infos`` is ``{(0, 3): {"n": 7}}``.
 
     Attributes:
         infos: Infos of steps, except for empty ones.
@@ -36,10 +36,10 @@ class ResultsWithoutArrays:
         policy_error: The first exception that a policy raised, or that its output has caused; None without one.
     """
 
-    infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
-    objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
+    infos: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
+    objects: dict[tuple[int, int], list[Any]] = dataclasses.field(default_factory=dict)
     complete_steps: dict[int, int] = dataclasses.field(default_factory=dict)
-    errors_by_step: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
+    errors_by_step: dict[tuple[int, int], BaseException] = dataclasses.field(default_factory=dict)
     errors_to_raise: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     policy_error: BaseException | None = None
 
@@ -78,8 +78,7 @@ class ResultsWithoutArrays:
         cells = steps * trajectory.layout.num_envs + indices
         # Infos of one size are most often of one layout, too, and are then decoded together. Large ones, which are not
         # in the trajectory, have size 0 here.
-        is_inline = trajectory.info_encoding[cells] == INLINE_INFO
-        sizes = np.where(is_inline, trajectory.inline_info_sizes[cells], 0)
+        sizes = np.where(trajectory.info_encoding[cells] == INLINE_INFO, trajectory.inline_info_sizes[cells], 0)
         for size in np.unique(sizes):
             these = np.flatnonzero(sizes == size)
             keys = list(zip(steps[these].tolist(), indices[these].tolist(), strict=True))
@@ -89,7 +88,7 @@ class ResultsWithoutArrays:
             else:
                 self._read_one_by_one(progress, keys)
 
-    def _read_one_by_one(self, progress: RolloutEnvs, keys: list[StepKey]) -> None:
+    def _read_one_by_one(self, progress: RolloutEnvs, keys: list[tuple[int, int]]) -> None:
         for step, index in keys:
             content = progress.content_before(step + 1, index)
             assert content is not None, "a step is complete only once all of it has come"
@@ -108,8 +107,8 @@ class ResultsWithoutArrays:
         objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
         leaves_before = (next(objects) if array is None else array[step, index].copy() for array in arrays)
         obs_before = unflatten(trajectory.layout.observation, leaves_before)
-        last_result = obs_before, self._info_before(step, index, progress)
-        return failure_info(self.infos.get((step, index), {}), failure, last_result)
+        info_before = self._info_before(step, index, progress)
+        return failure_info(self.infos.get((step, index), {}), failure, (obs_before, info_before))
 
     def _info_before(self, step: int, index: int, progress: RolloutEnvs) -> Any:
         """Return the info of the step before one, or that of the result before the rollout."""

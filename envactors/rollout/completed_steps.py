@@ -1,4 +1,15 @@
-"""Record the steps of a rollout that a worker has completed, in the episodes and journals of their envs."""
+"""Record the steps of a rollout that a worker has completed, in the episodes and journals of their envs.
+
+For example, a worker has completed the five steps of the example in `envactors.rollout.env_plan`:
+
+    step      0     1     2     3       4
+    kind      STEP  STEP  STEP  RESET   STEP
+    ends      0     0     1     0       0
+    starts    0     0     0     1       0      the first observation of an episode comes after the step
+
+`Episodes` records all five at once. One episode has begun, so `record_steps` returns 1. If that has a seed, the journal
+begins anew with it, and then records step 4 alone.
+"""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ class EnvPlan:
         """Continue after a reset, or after the end of an episode; return whether the next episode has begun."""
         has_begun = self.kind == KIND_RESET or self.resets_within_step
         self.kind = KIND_STEP if has_begun else self.kind_after_end
-        if has_begun:
-            self.advance_seeds(1)
+        self.advance_seeds(int(has_begun))
         return has_begun
 
     def advance_seeds(self, count: int) -> None:

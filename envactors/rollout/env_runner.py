@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ from envactors.worker import context
 from envactors.worker.env_rows import as_failure, unfit_result
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
-
-# An env, and what it does next.
-PlannedEnv: TypeAlias = tuple[HostedEnv, EnvPlan]
 
 
 class EnvRunner:
@@ -67,22 +64,19 @@ class EnvRunner:
             if view is not None:
                 view.flags.writeable = False
         # All observations, by step, if they have only one leaf, which has an array; else None.
-        self._array: npt.NDArray[Any] | None = None
-        if isinstance(layout.observation, ArraySpec):
-            self._array = trajectory.observations[0]
+        self._array = trajectory.observations[0] if isinstance(layout.observation, ArraySpec) else None
 
         # Whether envs get copies of their actions, since they may modify arrays.
         self._copies_actions = isinstance(layout.action, ArraySpec) and bool(layout.action.shape)
         # The actions of all steps if they are one array and come without extras; else None.
-        self._fast_actions: npt.NDArray[Any] | None = None
-        if isinstance(layout.action, ArraySpec) and not layout.extras:
-            self._fast_actions = trajectory.actions[0][:, mine]
+        may_be_fast = isinstance(layout.action, ArraySpec) and not layout.extras
+        self._fast_actions = trajectory.actions[0][:, mine] if may_be_fast else None
         # The memory of fast results (see `_run_step`), if there may be some: all observations as one sequence of
         # numbers, how many numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape,
         # in half of NumPy's time.
         self._fast_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
         array, may_be_fast = self._array, layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
-        if may_be_fast and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # vectors
+        if may_be_fast and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # a vector per env
             self._fast_results = array.reshape(-1).data, array.shape[2], trajectory.rewards.reshape(-1).data
 
     # The policy ------------------------------------------------------------------------------------------
@@ -100,13 +94,11 @@ class EnvRunner:
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
         """Write the output of the policy; see `envactors.rollout.policy.write_output`."""
-        fast = self._fast_actions
-        if fast is None or type(output) is not np.ndarray:
+        to = self._fast_actions
+        if to is None or type(output) is not np.ndarray or output.dtype != to.dtype or output.shape != to.shape[1:]:
             return write_output(self.trajectory, self._indices, step, output)
-        if output.dtype == fast.dtype and output.shape == fast.shape[1:]:
-            fast[step] = output  # in a tenth of the time
-            return None
-        return write_output(self.trajectory, self._indices, step, output)
+        to[step] = output  # in a tenth of the time
+        return None
 
     # The envs --------------------------------------------------------------------------------------------
 
@@ -121,7 +113,7 @@ class EnvRunner:
             That layout, or None.
         """
         forks, planned = context.forks, self._prepare(order)
-        begun: list[PlannedEnv] = []
+        begun: list[tuple[HostedEnv, EnvPlan]] = []
         for step in range(min(plan.first_step for _, plan in planned), self.trajectory.layout.steps):
             needed_layout = choose(step)
             if needed_layout is not None:
@@ -135,7 +127,7 @@ class EnvRunner:
                 break
         return None
 
-    def _prepare(self, order: Order) -> list[PlannedEnv]:
+    def _prepare(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
         """Return the envs with their plans, and prepare the trajectory and object leaves for the steps of an order.
 
         An earlier rollout in this buffer, or an ended process, may have left flags in the steps to come. They are
@@ -149,7 +141,7 @@ class EnvRunner:
             self._objects[position] = [] if encoded is None else decode(encoded)[1]
         return planned
 
-    def _run_step(self, step: int, begun: Sequence[PlannedEnv]) -> bool:
+    def _run_step(self, step: int, begun: Sequence[tuple[HostedEnv, EnvPlan]]) -> bool:
         """Run one step of each env; return whether one has raised. The others still take it, as in `env_rows`.
 
         Most results are *fast*: a vector of numbers (one leaf), a float, and a dict, of a step without a reset within
@@ -192,8 +184,7 @@ class EnvRunner:
                             continue
                     except Exception:  # noqa: S110
                         pass  # `_write_result` raises the same if it is no matter of conversion
-                fields = hosted.take(result, plan.resets_within_step, plan.seed)
-                self._write_result(step, hosted, plan, fields)
+                self._write_result(step, hosted, plan, hosted.take(result, plan.resets_within_step, plan.seed))
             except BaseException as error:  # also `SystemExit` of env code: the caller decides
                 has_raised = True
                 self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))

@@ -26,7 +26,7 @@ class EpisodeInPlay:
     """The current episode of an env.
 
     Attributes:
-        number: Its index, which may be beyond the episodes to play.
+        number: Its number, from 0, which may be beyond the episodes to play.
         total: Sum of its rewards so far.
         length: Number of its steps so far.
     """
@@ -70,48 +70,49 @@ class Evaluator:
             VectorStepError: An episode failed three times.
             BaseException: Raised by the policy.
         """
-        due = list(range(len(self._in_play)))
+        to_reset = list(range(len(self._in_play)))
         while min(episode.number for episode in self._in_play) < self._episodes:
-            if due:
-                due = self._reset_envs(due)
+            if to_reset:
+                to_reset = self._reset_envs(to_reset)
             else:
-                rollout, error = self._run_rollout(parameters)
-                parameters = None  # it keeps them
-                due = [index for index in range(len(self._in_play)) if self._extend_episode(rollout, index, error)]
+                to_reset = self._run_rollout(parameters)
+                parameters = None  # the policy keeps them
+
         numbers = range(self._episodes)
         returns, lengths = zip(*map(self._finished.__getitem__, numbers), strict=True)
         seeds = np.array([self._engine.seed_of_episode(number) for number in numbers], np.int64)
         failures = sorted((each for each in self._failures if each[0] in numbers), key=lambda failure: failure[0])
         return Evaluation(np.array(returns), np.array(lengths), seeds, failures)
 
-    def _reset_envs(self, due: list[int]) -> list[int]:
+    def _reset_envs(self, ids: list[int]) -> list[int]:
         """Reset envs for their current episodes; return the envs whose reset failed."""
-        seeds = [self._engine.seed_of_episode(self._in_play[index].number) for index in due]
+        seeds = [self._engine.seed_of_episode(self._in_play[index].number) for index in ids]
         failures: dict[int, BaseException] = {}
-        failed: VectorStepError | None = None
         try:
-            infos = dict(zip(due, self._reset(seeds, env_ids=due)[1], strict=True))
+            infos = dict(zip(ids, self._reset(seeds, env_ids=ids)[1], strict=True))
         except VectorStepError as error:
-            failures, failed = {**error.failures}, error
+            failures = {**error.failures}
             infos = dict(zip(error.batch.env_ids.tolist(), error.batch.infos, strict=True))
         for index, failure in failures.items():
-            self._record_failure(index, failure, failed)
+            self._record_failure(index, failure)
         # After a failure, the vector has perhaps reset the env with another seed.
         for index, info in infos.items():
             if self._in_play[index].number < self._episodes and (cause := failure_in(info)) is not None:
-                self._record_failure(index, cause, None)
+                self._record_failure(index, cause)
                 failures[index] = cause
         return list(failures)
 
-    def _run_rollout(self, parameters: Any) -> tuple[Rollout, VectorStepError | None]:
-        """Run a rollout; return it with the error that it raised, if an env failed."""
+    def _run_rollout(self, parameters: Any) -> list[int]:
+        """Run a rollout, and add its steps to the episodes; return the envs that need a reset."""
         (future,) = self._engine.start(_STEPS_PER_ROLLOUT, parameters)
         try:
-            return future.result(), None
+            rollout = future.result()
         except VectorStepError as error:
-            return error.batch, error
+            rollout = error.batch
+        needs_reset = [self._extend_episode(rollout, index) for index in range(len(self._in_play))]
+        return [index for index, needs in enumerate(needs_reset) if needs]
 
-    def _extend_episode(self, rollout: Rollout, index: int, error: VectorStepError | None) -> bool:
+    def _extend_episode(self, rollout: Rollout, index: int) -> bool:
         """Add the steps of an env to its episode; return whether the env needs a reset."""
         ran = np.flatnonzero(rollout.valid[:, index])
         ends = np.flatnonzero(rollout.terminated[ran, index] | rollout.truncated[ran, index])
@@ -124,7 +125,7 @@ class Evaluator:
         episode = self._in_play[index]
         if failure is not None:
             if episode.number < self._episodes:
-                self._record_failure(index, failure, error, rollout)
+                self._record_failure(index, failure, rollout)
             self._in_play[index] = EpisodeInPlay(episode.number)
             return True
         episode.length += len(ran)
@@ -135,19 +136,16 @@ class Evaluator:
             self._in_play[index] = EpisodeInPlay(episode.number + len(self._in_play))
         return is_over
 
-    def _record_failure(
-        self, index: int, failure: BaseException, error: VectorStepError | None, batch: Rollout | None = None
-    ) -> None:
+    def _record_failure(self, index: int, failure: BaseException, batch: Rollout | None = None) -> None:
         """Count a failed attempt at an episode, and record the failure.
 
-        Failed resets count also if the results of the env are discarded: an env that cannot be reset stops the rollouts
-        of the others.
+        Count failed resets even of envs that have played all their episodes: until such an env is reset, no rollout can
+        start.
 
         Args:
             index: The env.
             failure: Its exception.
-            error: The exception to raise if this was the last attempt; None to make one.
-            batch: The results of all envs, for that one; None if the attempt was a reset.
+            batch: The results of all envs; None if the attempt was a reset.
 
         Raises:
             VectorStepError: This was the last attempt.
@@ -156,4 +154,4 @@ class Evaluator:
         self._failures.append((number, failure))
         self._tries[number] += 1
         if self._tries[number] == _TRIES:
-            raise error or step_error({index: failure}, batch, len(self._in_play), "evaluate")
+            raise step_error({index: failure}, batch, len(self._in_play), "evaluate")

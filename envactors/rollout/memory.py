@@ -37,8 +37,8 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
-        get_hold: Returns the hold of the rollout that has taken the buffer last; None if there was none, or if it was
-            freed.
+        get_hold: Returns the hold of the rollout that has taken the buffer last. None if there was none, or if it was
+            freed: then no rollout writes to the buffer, and nobody reads results from it.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
@@ -72,14 +72,9 @@ class TrajectoryBuffer:
         self.trajectory: Trajectory = Trajectory(layout, [region and region.content for region in regions])
         self.pickled_layout: bytes = pickle.dumps(layout, 5)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether a rollout may still write to the buffer, or somebody may still read its results from it."""
-        return self.get_hold() is not None
-
 
 class BufferHold:
-    """Holds a buffer for a rollout until this is freed."""
+    """While this object is alive, its buffer is not reused: `TrajectoryBuffer.get_hold` is a weak reference to it."""
 
 
 class TrajectoryBuffers:
@@ -93,7 +88,7 @@ class TrajectoryBuffers:
           │ begin, of another buffer
         held     until the hold was freed; then it is free
 
-    A buffer that is free when a rollout of another layout begins is freed.
+    `begin` drops unused buffers of other layouts.
 
     Args:
         memory: Memory of the vector.
@@ -114,7 +109,7 @@ class TrajectoryBuffers:
         Raises:
             VectorEnvError: There is too little memory.
         """
-        unused = [each for each in self._buffers if not (each is self._last or each.is_held)]
+        unused = [each for each in self._buffers if each is not self._last and each.get_hold() is None]
         buffer = next((each for each in unused if each.trajectory.layout == layout), None)
         if buffer is None:
             buffer = TrajectoryBuffer(layout, self._memory)
@@ -124,10 +119,10 @@ class TrajectoryBuffers:
         return buffer, hold
 
     def begin(self, buffer: TrajectoryBuffer) -> None:
-        """Have a rollout begin with a buffer that it has taken; free those of other layouts that nobody holds."""
+        """Have a rollout begin with a buffer that it has taken; drop those of other layouts that nobody holds."""
         layout = buffer.trajectory.layout
         buffer.trajectory.counts[:] = 0
-        self._buffers = [each for each in self._buffers if each.is_held or each.trajectory.layout == layout]
+        self._buffers = [each for each in self._buffers if each.get_hold() or each.trajectory.layout == layout]
         self._last = buffer
 
 

@@ -199,9 +199,8 @@ class RolloutPart(Job):
 
         # The policy acts for all envs, so the first one stands for them. Env code may overwrite the position.
         indices, position = self.progress.indices, running.position
-        if running.method == METHOD_POLICY or not 0 <= position < len(indices):
-            position = 0
-        index = indices[position]
+        names_env = running.method != METHOD_POLICY and 0 <= position < len(indices)
+        index = indices[position if names_env else 0]
         if index in self._raised:  # its step has ended
             return self._activity_of_order._replace(started_at=running.since)
         deadline = deadline_by_code(running.method, self.actor.config.deadlines)

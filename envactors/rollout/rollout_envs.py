@@ -254,9 +254,8 @@ class RolloutEnvs:
         for step, index in sorted((step, index) for index, step in self.accepted_steps.items()):
             if step == self.steps or (step > current and self.errors_to_raise):
                 return
-            if index in self.errors_to_raise or self.next_kind(index) == KIND_REPEAT:
-                continue
-            if self._table.needs_lost_episode(index):
+            continues = index not in self.errors_to_raise and self.next_kind(index) != KIND_REPEAT
+            if continues and self._table.needs_lost_episode(index):
                 self.apply_fate(index, self._recovery.lost_episode_loss(self.activity(index, call_id)))
 
     def apply_fate(self, index: int, loss: RequestLoss) -> None:

@@ -66,8 +66,8 @@ class Trajectory:
 
     Args:
         layout: Layout of the trajectory.
-        regions: Zeroed memory for each of `REGIONS`; None for a region that the layout does not need. A
-            trajectory without regions serves to compute ``sizes``.
+        regions: Memory for each of `REGIONS`; None for a region that the layout does not need. New memory is zeroed; a
+            reused buffer keeps what earlier rollouts wrote. A trajectory without regions serves to compute ``sizes``.
 
     Attributes:
         layout: Layout of the trajectory.
@@ -130,9 +130,7 @@ class Trajectory:
         """Return the encoded info of a cell."""
         return self.inline_infos[cell, : self.inline_info_sizes[cell]].data
 
-    def steps_with_infos(
-        self, indices: range, start: int, end: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def steps_with_infos(self, indices: range, start: int, end: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the steps, among some envs and steps, that have an encoded info, and the env of each."""
         encodings = self.info_encoding.reshape(-1, self.layout.num_envs)[start:end, slice_of(indices)]
         steps, positions = (encodings != PLAIN).nonzero()
@@ -149,13 +147,12 @@ class Trajectory:
         """Clear the steps of an actor's envs that have not run: the memory may have those of an earlier rollout."""
         for array in (*self.actions, *self.extras):
             array[self.steps_chosen[indices.start] :, slice_of(indices)] = 0
+        with_first_row = [array for array in (*self.flags, *self.observations) if array is not None]
         for index in indices:
             written = int(self.steps_written[index])
-            self.flags[:, written + 1 :, index] = 0
             self.rewards[written:, index] = 0
-            for observations in self.observations:
-                if observations is not None:
-                    observations[written + 1 :, index] = 0
+            for array in with_first_row:
+                array[written + 1 :, index] = 0
 
     def pack(self, indices: range, start: int, end: int | None = None) -> bytearray:
         """Serialize steps of some envs for another machine.

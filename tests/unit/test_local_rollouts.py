@@ -136,7 +136,7 @@ def test_an_episode_that_always_fails_raises_a_step_error_with_the_results_of_th
     restart = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
     with ea.VectorEnv(factories, backend=backend, on_failure=on_failure, restart=restart) as envs:
         envs.set_policy(make_policy)
-        with pytest.raises(ea.VectorStepError, match=r"env 1.*as ordered") as raised:
+        with pytest.raises(ea.VectorStepError, match=r"in evaluate; env 1.*as ordered") as raised:
             envs.evaluate(2)
     assert [*raised.value.failures] == [1]
     assert raised.value.__cause__ is raised.value.failures[1]
