@@ -30,7 +30,7 @@ class ResultsWithoutArrays:
     Attributes:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
-        complete_steps: How many steps of each env are complete, by env.
+        steps_complete: How many steps of each env are complete, by env.
         errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
         errors_to_raise: The errors of the envs that did not continue, by env.
         policy_error: The first exception that a policy raised, or that its output has caused; None without one.
@@ -38,7 +38,7 @@ class ResultsWithoutArrays:
 
     infos: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
     objects: dict[tuple[int, int], list[Any]] = dataclasses.field(default_factory=dict)
-    complete_steps: dict[int, int] = dataclasses.field(default_factory=dict)
+    steps_complete: dict[int, int] = dataclasses.field(default_factory=dict)
     errors_by_step: dict[tuple[int, int], BaseException] = dataclasses.field(default_factory=dict)
     errors_to_raise: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     policy_error: BaseException | None = None
@@ -55,8 +55,8 @@ class ResultsWithoutArrays:
         progress = part.progress
         if progress.errors_to_raise:
             progress.drop_unaccepted()
-            progress.trajectory.clear_unwritten(progress.indices)
-        self.complete_steps.update(progress.accepted_steps)
+            progress.trajectory.clear_incomplete(progress.indices)
+        self.steps_complete.update(progress.accepted_steps)
         self._read_infos(progress)
         self.errors_by_step.update(_exceptions_of(progress.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(progress.errors_to_raise))
@@ -72,10 +72,12 @@ class ResultsWithoutArrays:
             for index in progress.indices:
                 if (content := progress.content_before(0, index)) is not None:
                     self.objects[0, index] = decode(content)[1]
+
         steps, indices = trajectory.steps_with_infos(progress.indices, 0, progress.steps)
-        is_complete = steps < np.array([progress.accepted_steps[index] for index in indices.tolist()], np.int64)
+        is_complete = steps < np.array([*progress.accepted_steps.values()])[indices - progress.indices.start]
         steps, indices = steps[is_complete], indices[is_complete]
         cells = steps * trajectory.layout.num_envs + indices
+
         # Infos of one size are most often of one layout, too, and are then decoded together. Large ones, which are not
         # in the trajectory, have size 0 here.
         sizes = np.where(trajectory.info_encoding[cells] == INLINE_INFO, trajectory.inline_info_sizes[cells], 0)
@@ -89,6 +91,7 @@ class ResultsWithoutArrays:
                 self._read_one_by_one(progress, keys)
 
     def _read_one_by_one(self, progress: RolloutEnvs, keys: list[tuple[int, int]]) -> None:
+        """Read the infos and object leaves of some steps."""
         for step, index in keys:
             content = progress.content_before(step + 1, index)
             assert content is not None, "a step is complete only once all of it has come"
@@ -103,6 +106,7 @@ class ResultsWithoutArrays:
         trajectory, failure = progress.trajectory, ReadyOutcome(None, self.errors_by_step[step, index])
         if not trajectory.starts[step + 1, index]:
             return failure_info({}, failure)
+
         # The next process has reset the env within the step.
         objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
         leaves_before = (next(objects) if array is None else array[step, index].copy() for array in arrays)
@@ -143,7 +147,7 @@ def assemble(
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    was_run = np.arange(steps)[:, None] < [results.complete_steps[index] for index in indices]
+    was_run = np.arange(steps)[:, None] < [results.steps_complete[index] for index in indices]
     observations = _observations(trajectory, results)
     spec = layout.inferred or layout.observation
     rollout = Rollout(

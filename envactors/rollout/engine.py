@@ -104,15 +104,18 @@ class WorkerRolloutEngine(RolloutEngine):
         # A future is resolved a few statements before its rollout leaves `_in_flight`. This waits for the end of such a
         # change.
         lock.repair_if_interrupted()
+
         # This rollout continues the last one in flight, even if that ends meanwhile.
         before = next(reversed(self._in_flight), None)
         self._check_startable(before)
+
         pickled = self._pickle_parameters(parameters)
         with lock:
             buffer, hold = self._buffers.take(self._layout._replace(steps=steps))
         written = None if pickled is None else self._parameters.write(*pickled)
         for group in self.groups:
             group.recycler.measure_memory()
+
         with lock, lock.change(*self._actors):
             before = next(reversed(self._in_flight), before)
             try:

@@ -20,7 +20,7 @@ the worker's plan.
 For example, an order has five steps, with ``autoreset="next_step"`` and seeded episodes. The current episode has number
 7, and ends with step 2. Each line has the worker's plan before a step, and the boundary that it passes after it:
 
-    step    plan.kind     plan.seed           .next_episode   boundary
+    step    kind          seed                next_episode    boundary
     0       KIND_STEP     that of episode 8   8
     1       KIND_STEP     that of episode 8   8
     2       KIND_STEP     that of episode 8   8               the episode ends: the next kind is `kind_after_end`

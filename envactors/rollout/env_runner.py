@@ -53,7 +53,7 @@ class EnvRunner:
         # Leaves of each env's last observation that have no array in the trajectory.
         self._objects: list[list[Any]] = [[] for _ in indices]
         # A memoryview reads or writes one number in a third of the time of an array.
-        self._steps_written = trajectory.steps_written.data
+        self._steps_complete = trajectory.steps_complete.data
         self.steps_chosen: memoryview[int] = trajectory.steps_chosen.data
 
         # The policy gets read-only views, since they also are the observations of the result.
@@ -69,8 +69,9 @@ class EnvRunner:
         # Whether envs get copies of their actions, since they may modify arrays.
         self._copies_actions = isinstance(layout.action, ArraySpec) and bool(layout.action.shape)
         # The actions of all steps if they are one array and come without extras; else None.
-        may_be_fast = isinstance(layout.action, ArraySpec) and not layout.extras
-        self._fast_actions = trajectory.actions[0][:, mine] if may_be_fast else None
+        has_one_output = isinstance(layout.action, ArraySpec) and not layout.extras
+        self._fast_actions = trajectory.actions[0][:, mine] if has_one_output else None
+
         # The memory of fast results (see `_run_step`), if there may be some: all observations as one sequence of
         # numbers, how many numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape,
         # in half of NumPy's time.
@@ -152,7 +153,7 @@ class EnvRunner:
         Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
         """
         page, now = self._page, time.monotonic
-        counters, times, steps_written = page.counters, page.times, self._steps_written
+        counters, times, steps_complete = page.counters, page.times, self._steps_complete
         actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
         fast, num_envs = None if page.is_timing else self._fast_results, self.trajectory.layout.num_envs
         has_raised = False
@@ -180,7 +181,7 @@ class EnvRunner:
                                 self._write_info(cell, info, [])
                             if ends:
                                 self._write_boundary(step, index, plan, terminated, truncated)
-                            steps_written[index] = step + 1
+                            steps_complete[index] = step + 1
                             continue
                     except Exception:  # noqa: S110
                         pass  # `_write_result` raises the same if it is no matter of conversion
@@ -202,7 +203,7 @@ class EnvRunner:
             self._write_info(trajectory.cell(step, index), {}, objects)
         trajectory.kinds[step, index] = KIND_REPEAT
         trajectory.checksums[step, index] = hosted.checksum
-        self._steps_written[index] = step + 1
+        self._steps_complete[index] = step + 1
 
     # Writing results -------------------------------------------------------------------------------------
 
@@ -231,7 +232,7 @@ class EnvRunner:
                 self._write_boundary(step, index, plan, terminated, truncated)
         except BaseException as error:
             raise unfit_result(error, fields) from error
-        self._steps_written[index] = step + 1
+        self._steps_complete[index] = step + 1
 
     def _write_observation(self, step: int, index: int, obs: Any) -> list[Any]:
         """Write the observation after a step; return copies of its leaves that have no array."""

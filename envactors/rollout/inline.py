@@ -86,7 +86,7 @@ class InlineRolloutEngine(RolloutEngine):
                 InlinePart(self._engine, buffer, policy, results).run()
             except Exception as error:
                 results.policy_error = results.policy_error or error
-        results.complete_steps.update(enumerate(buffer.trajectory.steps_written.tolist()))
+        results.steps_complete.update(enumerate(buffer.trajectory.steps_complete.tolist()))
         indices = range(policies[0].indices.start, policies[-1].indices.stop)
         versions = np.full(len(policies), self._version)
         is_failure = results.policy_error is not None or bool(results.errors_to_raise)
@@ -177,7 +177,7 @@ class InlinePart:
         trajectory, indices, mine = self.buffer.trajectory, self.policy.indices, slice_of(self.policy.indices)
         kinds = np.array([next_kind(self.engine.episodes, index) for index in indices], np.uint8)
         trajectory.kinds[step, mine] = kinds
-        trajectory.steps_written[mine] += kinds == KIND_REPEAT
+        trajectory.steps_complete[mine] += kinds == KIND_REPEAT
         return [index for index, kind in zip(indices, kinds.tolist(), strict=True) if kind != KIND_REPEAT]
 
     def _run_envs(self, step: int, acting: list[int]) -> dict[int, BaseException]:
@@ -207,7 +207,7 @@ class InlinePart:
                 continue
             trajectory.terminated[step, index] = terminated
             trajectory.truncated[step, index] = truncated
-            trajectory.steps_written[index] = step + 1
+            trajectory.steps_complete[index] = step + 1
             if not isinstance(info, dict) or info:
                 self.results.infos[step, index] = info
             if (failure := failure_in(info)) is not None:

@@ -154,6 +154,7 @@ class RolloutPart(Job):
         progress.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
             return None
+
         self._group.table.rows.begin_rollout(progress.indices, self.call_id)
         self._sends_recipe |= self._incarnation not in (None, actor.process.incarnation)
         self._incarnation = actor.process.incarnation
@@ -235,6 +236,7 @@ class RolloutPart(Job):
             activity = self.activity() or self._activity_of_order
             self.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
             return self._end_if_decided()
+
         reply = load_message(OrderReply, frame.payload)
         self._sends_recipe = reply.must_make_policy
         self._recover_raised()

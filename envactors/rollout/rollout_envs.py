@@ -99,8 +99,8 @@ class RolloutEnvs:
         """Copy the last observations of the envs to the first row of the trajectory."""
         last_rows, mine = self._table.last_rows, slice_of(self.indices)
         self.trajectory.starts[0, mine] = last_rows.are_first(mine)
-        for last, array in self._observations():
-            array[0, mine] = last[last_rows.buffers(mine), self.indices]
+        for in_rows, in_trajectory in self._observations():
+            in_trajectory[0, mine] = in_rows[last_rows.buffers(mine), self.indices]
         self._first_contents = last_rows.contents[mine]
 
     def write_rows(self) -> None:
@@ -114,21 +114,22 @@ class RolloutEnvs:
         ids = [index for index in taken if taken[index]]
         after = np.array([taken[index] for index in ids], np.int64)
         buffer, last_step = last_rows.buffers(ids), after - 1
-        for last, array in self._observations():
-            last[buffer, ids] = array[after, ids]
+        for in_rows, in_trajectory in self._observations():
+            in_rows[buffer, ids] = in_trajectory[after, ids]
         if slab.layout.reward is not None:
             slab.rewards[buffer, ids] = trajectory.rewards[last_step, ids]
         slab.terminated[buffer, ids] = trajectory.terminated[last_step, ids]
         slab.truncated[buffer, ids] = trajectory.truncated[last_step, ids]
+
         for index, is_first in zip(ids, trajectory.starts[after, ids].tolist(), strict=True):
             content = self.content_before(taken[index], index)
             last_rows.note_written(index, content, self._incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has both."""
-        for last, array in zip(self._table.slab.observations, self.trajectory.observations, strict=True):
-            if last is not None and array is not None:
-                yield last, array
+        for in_rows, in_trajectory in zip(self._table.slab.observations, self.trajectory.observations, strict=True):
+            if in_rows is not None and in_trajectory is not None:
+                yield in_rows, in_trajectory
 
     def content_before(self, step: int, index: int) -> bytes | None:
         """Return the content of the result whose observation is the one before a step."""
@@ -149,9 +150,9 @@ class RolloutEnvs:
     def accept_completed(self) -> int:
         """Accept all steps that are complete and were not accepted; return how many there are."""
         before = sum(self.accepted_steps.values())
-        steps_written = self.trajectory.steps_written[slice_of(self.indices)].tolist()
-        for index, written in zip(self.indices, steps_written, strict=True):
-            end = min(written, self.steps)
+        steps_complete = self.trajectory.steps_complete[slice_of(self.indices)].tolist()
+        for index, complete in zip(self.indices, steps_complete, strict=True):
+            end = min(complete, self.steps)
             if end > self.accepted_steps[index]:
                 self._accept(index, end)
         return sum(self.accepted_steps.values()) - before
@@ -176,7 +177,7 @@ class RolloutEnvs:
     def drop_unaccepted(self) -> None:
         """Drop the steps that are complete, or have actions, and were not accepted. The next order runs them again."""
         trajectory, first = self.trajectory, self.indices.start
-        trajectory.steps_written[slice_of(self.indices)] = list(self.accepted_steps.values())
+        trajectory.steps_complete[slice_of(self.indices)] = list(self.accepted_steps.values())
         trajectory.steps_chosen[first] = min(trajectory.steps_chosen[first], self.next_step + 1)
 
     # The next steps --------------------------------------------------------------------------------------
@@ -290,11 +291,13 @@ class RolloutEnvs:
         trajectory.truncated[step, index] = True
         trajectory.starts[step + 1, index] = False
         trajectory.kinds[step, index] = KIND_TRUNCATED
+
         cell = trajectory.cell(step, index)
         content = None if trajectory.has_all_leaves else self.content_before(step, index)
         trajectory.info_encoding[cell] = PLAIN if content is None else OVERFLOW
         if content is not None:
             self._large_contents[cell] = content
+
         self._incarnations[index] = incarnation
         self._reset_after_failure.discard(index)
-        trajectory.steps_written[index] = self.accepted_steps[index] = step + 1
+        trajectory.steps_complete[index] = self.accepted_steps[index] = step + 1

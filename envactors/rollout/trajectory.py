@@ -9,7 +9,7 @@ The observation after a step is the one before the next step, so observations ha
 Step ``t`` reads row ``t`` of the observations. The policy writes row ``t`` of the actions. The env writes row ``t`` of
 the results, and row ``t + 1`` of the observations. ``starts[t]`` tells whether observation ``t`` begins an episode.
 
-Each worker writes the steps of its envs, and counts a step in ``steps_written`` once all of it is written. So every
+Each worker writes the steps of its envs, and counts a step in ``steps_complete`` once all of it is written. So every
 counted step is complete, wherever the worker is killed.
 
 A trajectory has three regions of memory. Those of actions and of extras come later if their specs are known only after
@@ -73,7 +73,7 @@ class Trajectory:
         layout: Layout of the trajectory.
         sizes: Size of each region in bytes; 0 for those that the layout does not need.
         counts: The numbers of complete and of chosen steps in one array; int64, shape (2, n).
-        steps_written: Number of complete steps of each env, also of repeats; int64, shape (n,).
+        steps_complete: Number of complete steps of each env, also of repeats; int64, shape (n,).
         steps_chosen: Number of steps that a policy has written actions for, at the index of its first env; int64, shape
             (n,).
         flags: The five arrays of flags below in one, so that workers can clear them together; uint8, shape
@@ -95,7 +95,7 @@ class Trajectory:
         n, t = layout.num_envs, layout.steps
         add, add_action, add_extra = map(Places, regions)
         self.counts: npt.NDArray[np.int64] = add((2, n), np.int64)
-        self.steps_written: npt.NDArray[np.int64] = self.counts[0]
+        self.steps_complete: npt.NDArray[np.int64] = self.counts[0]
         self.steps_chosen: npt.NDArray[np.int64] = self.counts[1]
         self.flags: npt.NDArray[np.uint8] = add((5, t + 1, n), np.uint8)
         starts, terminated, truncated, kinds, info_encoding = self.flags
@@ -143,16 +143,16 @@ class Trajectory:
                 array[step + 1, index] = array[step, index]
         self.rewards[step, index] = 0
 
-    def clear_unwritten(self, indices: range) -> None:
+    def clear_incomplete(self, indices: range) -> None:
         """Clear the steps of an actor's envs that have not run: the memory may have those of an earlier rollout."""
         for array in (*self.actions, *self.extras):
             array[self.steps_chosen[indices.start] :, slice_of(indices)] = 0
         with_first_row = [array for array in (*self.flags, *self.observations) if array is not None]
         for index in indices:
-            written = int(self.steps_written[index])
-            self.rewards[written:, index] = 0
+            complete = int(self.steps_complete[index])
+            self.rewards[complete:, index] = 0
             for array in with_first_row:
-                array[written + 1 :, index] = 0
+                array[complete + 1 :, index] = 0
 
     def pack(self, indices: range, start: int, end: int | None = None) -> bytearray:
         """Serialize steps of some envs for another machine.
@@ -163,7 +163,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.steps_written[slice_of(indices)].max()), int(self.steps_chosen[indices.start]))
+            written = max(int(self.steps_complete[slice_of(indices)].max()), int(self.steps_chosen[indices.start]))
             end = min(max(start, written), self.layout.steps)
         blocks = ((0, block.tobytes()) for block in self._blocks(indices, start, end))
         return packing.pack([(start, b""), (end, b""), *blocks])

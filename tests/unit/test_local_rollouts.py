@@ -252,7 +252,7 @@ def test_a_first_rollout_that_is_refused_leaves_its_memory_for_the_next_one(monk
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])
-def test_repeats_count_as_complete_steps(backend, monkeypatch):
+def test_repeats_count_as_steps_complete(backend, monkeypatch):
     made = []
     make = memory.TrajectoryBuffer.__init__
     monkeypatch.setattr(memory.TrajectoryBuffer, "__init__", lambda *args: (made.append(args[0]), make(*args))[1])
@@ -260,7 +260,7 @@ def test_repeats_count_as_complete_steps(backend, monkeypatch):
         envs.reset(seed=0)
         envs.set_policy(make_policy)
         assert envs.rollout(4).valid.sum(axis=0).tolist() == [4, 2]
-    assert made[0].trajectory.steps_written.tolist() == [4, 4]
+    assert made[0].trajectory.steps_complete.tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])

@@ -26,7 +26,7 @@ def filled(layout):
     trajectory.observations[0][...] = np.arange(30).reshape(5, 3, 2)
     for array in (trajectory.actions[0], trajectory.rewards, *trajectory.extras):
         array[...] = np.arange(12).reshape(4, 3)
-    trajectory.steps_written[:] = 4
+    trajectory.steps_complete[:] = 4
     cell = trajectory.cell(2, 1)
     trajectory.info_encoding[cell] = INLINE_INFO
     trajectory.inline_info_sizes[cell] = 5

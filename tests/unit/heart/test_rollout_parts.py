@@ -436,7 +436,7 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
         part = stage.actor().jobs.running
         trajectory = part.progress.trajectory
         trajectory.steps_chosen[0] = 1
-        trajectory.steps_written[0] = 1
+        trajectory.steps_complete[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
         stage.crash()
         stage.run()
