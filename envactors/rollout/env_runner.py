@@ -18,7 +18,7 @@ from envactors.mailbox.control_page import ENV_INDEX, METHOD, METHOD_RESET, METH
 from envactors.mailbox.info_codec import Infos, decode
 from envactors.mailbox.pickling import copy_value, dumps
 from envactors.mailbox.slab import PLAIN_REWARD, slice_of
-from envactors.mailbox.specs import ArraySpec, conform, flatten, stack, unflatten
+from envactors.mailbox.specs import ArraySpec, conform, flattener, stack, unflatten
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan
 from envactors.rollout.messages import RAISED, Order
 from envactors.rollout.policy import actions_at, write_output
@@ -50,6 +50,7 @@ class EnvRunner:
         self._server = server
         self._page = server.page
         self._infos = Infos(trajectory)
+        self._flatten = flattener(layout.observation)
         # Leaves of each env's last observation that have no array in the trajectory.
         self._objects: list[list[Any]] = [[] for _ in indices]
         # A memoryview reads or writes one number in a third of the time of an array.
@@ -236,14 +237,13 @@ class EnvRunner:
 
     def _write_observation(self, step: int, index: int, obs: Any) -> list[Any]:
         """Write the observation after a step; return copies of its leaves that have no array."""
-        trajectory, layout = self.trajectory, self.trajectory.layout
         if self._array is not None:
             self._array[step + 1, index] = obs
             return []
-        if layout.inferred is not None:
-            obs = conform(layout.inferred, obs, f"the observation of env {index}")
+        if (inferred := self.trajectory.layout.inferred) is not None:
+            obs = conform(inferred, obs, f"the observation of env {index}")
         objects: list[Any] = []
-        for array, leaf in zip(trajectory.observations, flatten(layout.observation, obs), strict=True):
+        for array, leaf in zip(self.trajectory.observations, self._flatten(obs), strict=True):
             if array is None:
                 objects.append(copy_value(leaf))  # the env may change it later
             else:
