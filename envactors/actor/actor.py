@@ -145,7 +145,7 @@ class Actor(ActorBase):
     def state(self) -> ActorState:
         with self.lock:
             phase, process = self.phase, self.process
-            if phase is Phase.CLOSED or (self.is_closing and phase in _CLOSED_IF_CLOSING):
+            if phase is Phase.CLOSED or (phase in _CLOSED_IF_CLOSING and self._may_close):
                 return ActorState.CLOSED
             if phase is Phase.DEAD:
                 return ActorState.DEAD
@@ -466,7 +466,8 @@ class Actor(ActorBase):
         """Handle the reply to the first message, or the news before it that another env was made."""
         process = self.process
         if frame.kind == Kind.ENV_MADE:
-            process.envs_made = load_message(int, frame.payload)
+            # Other values than these counts have no index.
+            process.envs_made = load_message(range(self.config.env_count + 1).index, frame.payload)
         elif frame.kind == Kind.FAILED:
             process.failure, process.failed_at = load_message(Failure, frame.payload), time.monotonic()
             self._close_once_read(None, functools.partial(unpack_failure, process.failure))
@@ -609,18 +610,22 @@ class Actor(ActorBase):
         """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
         self.runtime.loop.call_soon(functools.partial(self.run_as_change, self._proceed))
 
+    @property
+    def _may_close(self) -> bool:
+        """Whether the actor is closing, and no job that waits before the close gets a process."""
+        return self.is_closing and (self.phase in (Phase.ENDING, Phase.DEAD) or not self.jobs.has_jobs_before_close)
+
     def _proceed(self) -> None:
         """Continue in the loop. The next action depends first on whether there is a worker, a launch, or neither."""
-        phase, has_work = self.phase, not self.is_closing or self.jobs.has_jobs_before_close
+        phase = self.phase
         if self.process.worker is not None:
             self.jobs.dispatch()  # in LIVE only; otherwise a reply or the exit of the worker leads on
         elif self.process.is_launching:
-            is_needed = phase is Phase.STARTING and has_work
-            if not is_needed and self.starter.withdraw():
+            if (phase is not Phase.STARTING or self._may_close) and self.starter.withdraw():
                 self.handle_exit(ExitReport(reason=self.process.end_reason))
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(self.errors.actor_closed)
-        elif not has_work or (self.is_closing and phase in (Phase.ENDING, Phase.DEAD)):
+        elif self._may_close:
             self._close()
         elif phase is Phase.NEW:
             self._start_process(self.process.incarnation)
@@ -681,6 +686,7 @@ class Actor(ActorBase):
         """Fail all jobs that are left, and free the resources of the actor."""
         self.phase = Phase.CLOSED
         self.process.worker = None
+        self.jobs.drop_with_process()  # again, if a bug has ended the handling of an exit before it
         self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
         self.timers.cancel()
         self.tenant = NO_TENANT  # frees the memory of the vector

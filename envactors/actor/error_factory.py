@@ -268,7 +268,7 @@ class ErrorFactory:
         name = self._config.name
         incarnation = self._get_incarnation() if incarnation is None else incarnation
         at = activity or Activity("", self._config.first_index)
-        env = "" if self._config.is_executor else f"env {at.index}, "
+        env = "" if self._config.is_executor or self._config.is_standby else f"env {at.index}, "
         process = "" if pid is None else f"pid {pid}, "
         return f"actor {name!r} ({env}{process}incarnation {incarnation})", {
             "actor": name,

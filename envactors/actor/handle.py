@@ -219,6 +219,8 @@ class ActorHandle(ActorView[T_co]):
     def close(self, timeout: float | None = None) -> None:
         """Let the queued calls run and the env close, then end the process. It may be called again.
 
+        If the process crashes or is killed meanwhile, the calls that are left fail.
+
         Args:
             timeout: How long closing may take before the process is killed, in seconds; None for the close deadline.
                 In-process actors ignore it: nothing can end their env code.

@@ -104,11 +104,14 @@ class RequestStack:
 
     def thread_of(self, envs: range) -> int | None:
         """Return the thread that runs code of one of these envs; None if none does."""
-        return next((request.thread for request in tuple(self._requests) if request.index in envs), None)
+        # An interrupt may have left a request of the calling thread behind, which then no longer has the lock.
+        stale = None if self._lock.is_held_here() else threading.get_ident()
+        threads = (request.thread for request in tuple(self._requests) if request.index in envs)
+        return next((thread for thread in threads if thread != stale), None)
 
     def is_within(self, envs: range) -> bool:
         """Return whether the calling thread runs code of one of these envs."""
-        return bool(self._requests) and self._lock.is_held_here() and self.thread_of(envs) is not None
+        return bool(self._requests) and self.thread_of(envs) == threading.get_ident()
 
     def _look_later(self, slow: float, seen: tuple[int, int] | None, since: float) -> None:
         """Look again in a moment.

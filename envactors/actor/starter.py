@@ -14,6 +14,7 @@ from typing import Protocol
 
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
+from envactors.actor.states import is_crash
 from envactors.actor.tenant import Tenant
 from envactors.actor.timers import Timers
 from envactors.backends.base import ExitStatus, Use, Worker, WorkerEvents
@@ -136,7 +137,9 @@ class ProcessStarter:
                 worker, refusal = None, error
         process.worker = worker
         if worker is None:
-            actor.handle_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=process.end_reason))
+            # A launch that has failed by itself did so whether or not its deadline had passed.
+            reason = None if is_crash(process.end_reason) else process.end_reason
+            actor.handle_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=reason))
         elif process.end_reason is None:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
             is_remote = actor.config.backend.traits.is_remote

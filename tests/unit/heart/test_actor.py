@@ -15,6 +15,8 @@ from envactors.actor import recording
 from envactors.actor.calls import Call, ReplayJob
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
+from envactors.actor.handle import send_request
+from envactors.actor.permits import Permits
 from envactors.actor.recording import Recorder
 from envactors.actor.states import ActorState, EndReason, Phase
 from envactors.actor.tenant import Tenant
@@ -708,6 +710,14 @@ def test_a_standby_on_a_node_that_is_drained_moves_and_is_not_taken(actors):
     assert not actor.process.was_standby
 
 
+def test_errors_of_a_standby_name_no_env(actors):
+    standby, spares = actors(is_standby=True, restart=ea.RestartPolicy(max_restarts=0))
+    worker = spares.next_worker()
+    worker.crash()
+    wait_until(lambda: standby.phase is Phase.DEAD)
+    assert f"actor 'actor' (pid {worker.pid}, incarnation 0) was" in str(standby.stats().last_failure)
+
+
 def crash_beside_a_standby(actors):
     """Return the worker of a standby, the standby, the actor that takes the worker, and the backends of both."""
     lock = ChangeLock()
@@ -743,6 +753,13 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     assert actor.process.worker is worker
 
 
+class BrokenError(Exception):
+    def __repr__(self):
+        raise KeyError("broken")
+
+    __str__ = __repr__
+
+
 class FailingTenant(Tenant):
     """Has memory that nobody can read."""
 
@@ -765,6 +782,54 @@ def test_an_internal_error_in_the_handling_of_an_exit_closes_the_actor(actors):
     assert actor.closed.is_set
     assert time.monotonic() - begun < SOON / 2
     assert backend.workers.empty(), "it is not started again"
+
+
+def test_an_actor_that_a_bug_closes_gives_its_permit_back(actors):
+    shared = {"lock": ChangeLock(), "permits": Permits(1)}
+    (first, first_backend), (second, second_backend) = actors(**shared), actors(**shared)
+    worker = first_backend.next_worker().serve_start()
+    send_request(first, Kind.CALL, (0, "step", (), {}), "step")
+    worker.take()
+    waiting = send_request(second, Kind.CALL, (0, "step", (), {}), "step")
+    first.tenant = FailingTenant()
+    worker.crash()
+    second_backend.next_worker().serve_start().serve_call("its turn")
+    assert waiting.result(SOON) == "its turn"
+
+
+def test_a_closing_actor_is_not_closed_while_calls_wait_for_its_backoff(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=0.3))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    future = call(actor)
+    actor.begin_close(SOON)
+    assert actor.state is ActorState.RENEWING
+    worker = backend.next_worker().serve_start()
+    worker.serve_call("last")
+    assert future.result(SOON) == "last"
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    assert actor.closed.wait(SOON)
+    assert actor.state is ActorState.CLOSED
+
+
+@pytest.mark.parametrize("error", [OSError("no memory"), BrokenError()], ids=["plain", "broken"])
+def test_a_first_launch_that_fails_after_its_deadline_is_retried(actors, monkeypatch, error):
+    real, launches = FakeBackend.start, []
+
+    def start(*args):
+        launches.append(args)
+        if len(launches) > 1:
+            return real(*args)
+        wait_until(lambda: actor.process.end_reason is EndReason.TIMEOUT)
+        raise error
+
+    monkeypatch.setattr(FakeBackend, "start", start)
+    actor, backend = actors(deadlines=ea.Deadlines(start=0.05))
+    future = call(actor)
+    backend.next_worker().serve_start().serve_call("done")
+    assert future.result(SOON) == "done"
+    assert "could not be started" in str(actor.stats().last_failure)
 
 
 def test_a_first_start_that_fails_uses_up_no_restart(actors):
@@ -792,11 +857,6 @@ def test_a_factory_that_raises_after_a_kill_during_the_first_start_is_not_retrie
     refuse_start(backend.next_worker())
     wait_until(lambda: actor.phase is Phase.DEAD)
     assert actor.process.incarnation == 1
-
-
-class BrokenError(Exception):
-    def __repr__(self):
-        raise KeyError("broken")
 
 
 def test_a_backend_whose_exception_has_no_repr_fails_the_start(actors, monkeypatch):
@@ -948,7 +1008,7 @@ def junk(worker, kind, call_id, content=JUNK):
     worker.far.send(Frame(kind, 0, call_id, content))
 
 
-@pytest.mark.parametrize("content", [JUNK, dumps("three"), dumps(threading.Event)], ids=["junk", "text", "class"])
+@pytest.mark.parametrize("content", [JUNK, dumps("three"), dumps(threading.Event), dumps((-2,)), dumps((9,))])
 def test_a_worker_that_sends_junk_in_place_of_the_count_of_its_envs_is_killed(actors, content):
     actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
     worker = backend.next_worker()
