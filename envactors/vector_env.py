@@ -536,7 +536,7 @@ class VectorEnv(BoundToProcess):
         if self._is_closed:
             raise ActorClosedError("this vector env is closed: make another")
         if runtime.forks != self._forks:
-            self.actors[0]._actor.check_process()
+            self.actors[0]._actor.check_not_forked()
 
     def _select(self, env_ids: Iterable[int] | None) -> Selection:
         """Check that the vector is open, and return some envs, or all for None."""

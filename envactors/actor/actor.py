@@ -231,11 +231,11 @@ class Actor(ActorBase):
             self.jobs.enqueue(job)
 
     def renew(self, future: ActorFuture) -> None:
-        self.check_process()
+        self.check_not_forked()
         self.accept(Renewal(future))
 
     def cancel(self, future: ActorFuture) -> bool:
-        self.check_process()
+        self.check_not_forked()
         with self.lock, self.lock.change(self):
             if not future.running():
                 self._withdraw(future, lambda _activity: future.set_canceled())
@@ -246,12 +246,13 @@ class Actor(ActorBase):
             return True
         with self.lock, self.lock.change(self):
             self._process_results()
-            jobs = [job for job in (self.jobs.running, self.jobs.renewal) if job is not None]
-            is_running = any(job.future is future for job in jobs) or self.tenant.is_posted_for(future)
+            jobs = self.jobs.running, self.jobs.renewal
+            is_running = any(job is not None and job.future is future for job in jobs)
+            is_running = is_running or self.tenant.is_posted_for(future)
             if is_running:
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)
-                self.kill_and_proceed(EndReason.ABORT)
+                self.end_now(EndReason.ABORT)
             if is_running or future.done():
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
@@ -268,13 +269,13 @@ class Actor(ActorBase):
         return was_queued
 
     def kill(self, restart: bool) -> None:
-        self.check_process()
+        self.check_not_forked()
         with self.lock, self.lock.change(self):
             if self.jobs.activity() is not None:
                 self._check_can_kill("kill it in the middle of a call")
             if not (restart and self.is_closing):
                 self.is_closing |= not restart
-                self.kill_and_proceed(EndReason.ABORT if restart else EndReason.CLOSE)
+                self.end_now(EndReason.ABORT if restart else EndReason.CLOSE)
 
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
@@ -291,19 +292,19 @@ class Actor(ActorBase):
                 self.is_closing = True
                 self.jobs.enqueue(Close())
             if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
-                self.kill_and_proceed(EndReason.CLOSE)  # no actor waits for its process
+                self.end_now(EndReason.CLOSE)  # no actor waits for its process
             timeout = self.config.deadlines.close if timeout is None else timeout
             if timeout is not None and self.phase is not Phase.CLOSED:
-                self.timers.set_earliest("close", began + timeout, lambda: self.kill_and_proceed(EndReason.CLOSE))
+                self.timers.set_earliest("close", began + timeout, lambda: self.end_now(EndReason.CLOSE))
             self.proceed_soon()
 
-    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
+    def read_reply(self, future: ActorFuture, until: float | None) -> None:
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
         if self.is_run_by_this_thread:
             # Rows before the one that waits may be complete, and their results are what it waits for.
             self.run_as_change(self.tenant.collect_completed)
-            if deadline is None and not future.done():
+            if until is None and not future.done():
                 raise self.errors.called_by_own_env()
             return
         shared = self.jobs.shared_jobs
@@ -318,7 +319,7 @@ class Actor(ActorBase):
         # Near the recursion limit, a RecursionError may end `on_frames` in the middle of a change. Its context then
         # schedules the repair, which needs a few frames, too. They are there: `loans.lend` has just used more of them.
         try:
-            until = loan.until if deadline is None else min(deadline, loan.until)
+            until = loan.until if until is None else min(until, loan.until)
             spins = self.spin.caller_spins
             while self.loans.current is loan and not future.done() and loan.worker.wait_for_reply(until, spins=spins):
                 self.on_frames(loan.worker)
@@ -343,11 +344,11 @@ class Actor(ActorBase):
         worker = self.process.worker
         if activity is None or worker is None:
             return
-        judgment = self.deadline_watch.judge(activity)
+        judgment = self.deadline_watch.judge_and_reschedule(activity)
         if judgment is Judgment.LATE:
             if self.jobs.running is not None:
                 self.jobs.running.on_late(activity)
-            self.end_late_process()
+            self.end_after_stacks()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
@@ -385,18 +386,18 @@ class Actor(ActorBase):
         for frame in frames:
             self.on_frame(frame)
         if worker.at_end and self.process.worker is worker and self.phase is not Phase.STOPPING:
-            self._kill_in(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
+            self._kill_later(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
 
     def on_frame(self, frame: Frame) -> None:
         """Handle a frame. If its content is impossible, env code has written into the channel: kill the worker."""
         kind, incarnation, call_id, payload = frame
-        job, worker = self.jobs.running, self.process.worker
+        job = self.jobs.running
         is_of_job = job is not None and call_id == job.call_id
         try:
             if kind == Kind.LOGGED:
                 self.runtime.log(functools.partial(handle_record, payload))
             elif incarnation != self.process.incarnation:
-                self.jobs.record_stale()
+                self.jobs.stale += 1
             elif kind in _REPLIES and self.phase is LIVE and is_of_job:
                 self.spin.complete(time.monotonic())
                 self.jobs.on_reply(frame)
@@ -407,11 +408,10 @@ class Actor(ActorBase):
             elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
                 self._on_start_reply(frame)
             elif call_id != self.process.close_id:  # after the reply to a close, finalizers of the envs may still run
-                self.jobs.record_stale()
+                self.jobs.stale += 1
         except (ChannelCorruptError, struct.error) as error:
-            self.jobs.restore_running(job)  # it fails with the worker
-            if worker is not None:
-                worker.kill_corrupted(f"in its channel {error}")
+            if self.process.worker is not None:
+                self.process.worker.kill_corrupted(f"in its channel {error}")
 
     # Messages --------------------------------------------------------------------------------------------
 
@@ -420,12 +420,6 @@ class Actor(ActorBase):
         worker = self.process.worker
         assert worker is not None, "jobs start in a live process"
         worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.record_start(time.monotonic()))
-
-    def ask_to_close(self, call_id: int, reason: EndReason | None, *, kill_in: float | None) -> None:
-        """Ask the worker to close its envs and to exit; kill it after ``kill_in`` seconds, or never if that is None."""
-        self._stop_process(reason, kill_in)
-        self.process.close_id = call_id
-        self.send(Kind.CLOSE, call_id, dumps(()))
 
     # The start of a process ------------------------------------------------------------------------------
 
@@ -455,7 +449,7 @@ class Actor(ActorBase):
             return None
         self.lock.include(self)
         if reason := self.reason_to_move:
-            self.jobs.enqueue(Renewal(reason=reason))
+            self.jobs.enqueue(Renewal(why=reason))
             return None
         self.deadline_watch.stop()
         self.process.worker = None
@@ -469,13 +463,14 @@ class Actor(ActorBase):
             # Other values than these counts have no index.
             process.envs_made = load_message(range(self.config.env_count + 1).index, frame.payload)
         elif frame.kind == Kind.FAILED:
-            process.failure, process.failed_at = load_message(Failure, frame.payload), time.monotonic()
-            self._close_once_read(None, functools.partial(unpack_failure, process.failure))
+            process.failure = load_message(Failure, frame.payload)
+            process.failed_at = time.monotonic()
+            self._end_after_reading(None, functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)
 
     def _on_started(self, process: ActorProcess) -> None:
-        self.starter.finish()
+        self.starter.end_start()
         self.phase = LIVE
         process.has_started = True
         self.started_in = time.monotonic() - process.launched_at
@@ -484,13 +479,20 @@ class Actor(ActorBase):
         self.jobs.start_in_process(self.tenant.on_started(process, is_renewal=is_renewal))
 
     # The end of a process --------------------------------------------------------------------------------
+    #
+    # There are four ways to end one; the exit of the worker, or of its launch, then leads to `handle_exit`:
+    #
+    # end_now               kill it                                              ENDING
+    # end_after_stacks      ask for its stacks, and kill it a moment later       STOPPING
+    # end_by_closing        have it close its envs and exit, or kill it later    STOPPING
+    # _end_after_reading    unpickle an exception, then close its envs           STOPPING
 
     def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         if incarnation == self.process.incarnation and self.phase is LIVE:
-            self._close_once_read(EndReason.ENV_RAISED, make_error)
+            self._end_after_reading(EndReason.ENV_RAISED, make_error)
 
-    def kill_and_proceed(self, reason: EndReason) -> None:
-        """Kill the process. Then `on_exit` leads on; without a worker, `_proceed` does, and withdraws the launch."""
+    def end_now(self, reason: EndReason) -> None:
+        """Kill the process. Then `on_exit` leads on. Without a worker, `_proceed` does, and withdraws the launch."""
         if self.phase is Phase.CLOSED:
             return
         self.phase = Phase.ENDING
@@ -502,41 +504,55 @@ class Actor(ActorBase):
             # It may hang, so the actor closes as if the worker had ended.
             self.runtime.loop.call_soon(functools.partial(self.on_exit, worker))
 
-    def end_late_process(self) -> None:
+    def end_after_stacks(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
         self.process.request_stacks()
-        self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
+        self._enter_stopping(EndReason.TIMEOUT)
+        self._kill_later(_STACKS_GRACE)
 
-    def _stop_process(self, reason: EndReason | None, kill_in: float | None) -> None:
-        """Have the process get no more requests, and kill it unless it ends within this time; None for no limit."""
-        self.phase = Phase.STOPPING
-        self.process.record_end_reason(reason)
-        if kill_in is not None:
-            self._kill_in(kill_in)
+    def end_by_closing(self, call_id: int, reason: EndReason | None) -> None:
+        """Have the worker close its envs and exit, and kill it if that takes too long.
 
-    def _kill_in(self, seconds: float) -> None:
-        """Kill the process unless it ends by itself within this time."""
-        self.timers.set_earliest("kill", time.monotonic() + seconds, self.process.kill)
+        Args:
+            call_id: The call id of the request to close.
+            reason: Why the process ends; None if a factory has failed. If the actor closes, its timer "close" kills.
+        """
+        self._enter_stopping(reason)
+        if reason is not EndReason.CLOSE and self.config.deadlines.close is not None:
+            self._kill_later(self.config.deadlines.close)
+        self.process.close_id = call_id
+        self.send(Kind.CLOSE, call_id, dumps(()))
 
-    def _close_once_read(self, reason: EndReason | None, read_cause: Callable[[], BaseException | None]) -> None:
+    def _end_after_reading(self, reason: EndReason | None, read_cause: Callable[[], BaseException | None]) -> None:
         """Have the process close its envs once the exception of its factory or of an env was read.
 
         Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long, or if
         other envs still run in it: nobody watches their deadlines any more.
         """
-        self._stop_process(reason, None)
         process = self.process
+        self._enter_stopping(reason)
         self.timers.set("read", time.monotonic() + _READ_PATIENCE, process.kill)
-        self.runtime.callbacks.submit(lambda: self.run_as_change(self._close_because_of, process, read_cause()))
+        self.runtime.callbacks.submit(lambda: self.run_as_change(self._on_cause_read, process, read_cause()))
 
-    def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
+    def _on_cause_read(self, process: ActorProcess, cause: BaseException | None) -> None:
+        """Have the process close its envs, or kill it, unless it has ended meanwhile."""
         process.cause = cause
-        if process is self.process and process.worker is not None and self.phase is Phase.STOPPING:
-            self.timers.cancel("read")
-            if self.jobs.activity() is None:
-                self.ask_to_close(self.lock.next_call_id(), process.end_reason, kill_in=self.config.deadlines.close)
-            else:
-                process.kill()
+        if process is not self.process or process.worker is None or self.phase is not Phase.STOPPING:
+            return
+        self.timers.cancel("read")
+        if self.jobs.activity() is None:
+            self.end_by_closing(self.lock.next_call_id(), process.end_reason)
+        else:
+            process.kill()
+
+    def _enter_stopping(self, reason: EndReason | None) -> None:
+        """Send the process no more requests: it is about to end."""
+        self.phase = Phase.STOPPING
+        self.process.record_end_reason(reason)
+
+    def _kill_later(self, seconds: float) -> None:
+        """Kill the process unless it ends by itself within this time."""
+        self.timers.set_earliest("kill", time.monotonic() + seconds, self.process.kill)
 
     def on_exit(self, worker: Worker) -> None:
         """Read the last frames of the process, reap it, and record its end, on which the next start depends."""
@@ -571,13 +587,14 @@ class Actor(ActorBase):
         self.phase = Phase.ENDING
         process.report = report
         process.is_launching = False
-        self.starter.finish()
+        self.starter.end_start()
         self.deadline_watch.stop()
 
         self.tenant.collect_completed()
 
         self.jobs.drop_with_process()
-        uncompleted = Uncompleted() if self.jobs.running is None else self.jobs.running.find_uncompleted(process)
+        job = self.jobs.running
+        uncompleted = Uncompleted() if job is None else job.settle_uncompleted(process)
 
         process_exit = self._plan_exit(report, uncompleted)
         if process.has_started:
@@ -592,16 +609,20 @@ class Actor(ActorBase):
 
     def _plan_exit(self, report: ExitReport, uncompleted: Uncompleted) -> ProcessExit:
         """Make the error of an exit, and decide what comes next, given what the process has not completed."""
-        process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, uncompleted.culprit
+        process, job, culprit = self.process, self.jobs.running, uncompleted.culprit
         error = self.errors.process_ended(culprit, process, report)
-        if crashes is not None and is_crash(report.reason) and report.pid is not None:
+        if self.config.crashes is not None and is_crash(report.reason) and report.pid is not None:
             get_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
-            error.bundle = crashes.report(error, get_inputs, process.failure)
-        # A closing actor first runs the jobs that were queued before the close. If this exit is that of a renewal among
-        # them, the jobs behind it need another process.
-        closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
-        is_first = self.started_in is None and (self.config.is_on_demand or self.restart_tracker.failed_starts == 0)
-        plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
+            error.bundle = self.config.crashes.report(error, get_inputs, process.failure)
+
+        # A closing actor first runs the jobs that were queued before the close. If such a job is a renewal, the jobs
+        # behind it need the next process.
+        needs_next = report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close
+        if self.is_closing and not needs_next:
+            plan = Plan(AfterExit.CLOSE)
+        else:
+            is_first = self.started_in is None and (self.config.is_on_demand or self.restart_tracker.failed_starts == 0)
+            plan = self.restart_tracker.plan(process, error, is_first=is_first)
         return ProcessExit(process, report, job, uncompleted, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------
@@ -639,10 +660,10 @@ class Actor(ActorBase):
 
     def _carry_out(self, process_exit: ProcessExit) -> None:
         """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
-        chosen, delay = process_exit.plan
-        if chosen is AfterExit.START:
+        action, delay = process_exit.plan
+        if action is AfterExit.REPLACE:
             self._start_next_process()
-        elif chosen is AfterExit.RESTART:
+        elif action is AfterExit.RESTART:
             # The standby waits for the delay in place of the actor, so that processes start no more often.
             standby = self.starter.take_standby(delay) if process_exit.process.has_started else None
             if standby is not None:
@@ -652,7 +673,7 @@ class Actor(ActorBase):
                 self._back_off(delay)
                 if delay > 0:
                     self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
-        elif chosen is AfterExit.DIE:
+        elif action is AfterExit.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
                 self.log.write_end_of_standby(self.errors.restarts_exhausted(self.restart_tracker))
@@ -688,7 +709,7 @@ class Actor(ActorBase):
         self.process.worker = None
         self.jobs.drop_with_process()  # again, if a bug has ended the handling of an exit before it
         self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
-        self.timers.cancel()
+        self.timers.cancel_all()
         self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)
 
@@ -715,7 +736,7 @@ class Actor(ActorBase):
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
         if self.phase not in (Phase.ASLEEP, Phase.DEAD):
-            self.kill_and_proceed(reason)  # from here on, the process runs nothing that the repair queues
+            self.end_now(reason)  # from here on, the process runs nothing that the repair queues
         self.jobs.repair(error_of, fails_all=bug is not None)
         self.tenant.repair(error_of)
         if bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 from envactors.actor.evidence import order_fatal_error
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, is_counted, is_crash
 from envactors.backends.base import ExitStatus, LaunchRefusedError, Stacks, Worker
 from envactors.mailbox.messages import Failure
 
@@ -43,6 +43,11 @@ class ExitReport(NamedTuple):
         """Whether no node had room for it until its start deadline."""
         return self.status.refusal is not None and self.reason is EndReason.TIMEOUT
 
+    @property
+    def was_aborted(self) -> bool:
+        """Whether this library has ended it for another reason than a deadline."""
+        return not is_crash(self.reason) and self.reason is not EndReason.HELPER_LOST
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class ActorProcess:
@@ -61,9 +66,9 @@ class ActorProcess:
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
-        end_reason: Why the parent ends it; None if it does not. See `record_end_reason`.
-        is_uncounted: Whether the next process starts without counting as a restart: the user has asked for it, an
-            interrupted change has, or its helper process was lost.
+        end_reason: Why it ends, other than by itself; None as long as there is no reason. See `record_end_reason`.
+        is_uncounted: Whether the next process starts at once and is not counted as a restart, since any of the reasons
+            to end this one is not.
         cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says
             which env raised.
     """
@@ -85,11 +90,11 @@ class ActorProcess:
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
     def record_end_reason(self, reason: EndReason | None) -> None:
-        """Record why the process is ended. The first reason wins, but a kill also ends a renewal."""
+        """Record why the process ends. The first reason stays, but a kill replaces that of a renewal."""
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
-        self.is_uncounted |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
+        self.is_uncounted |= not is_counted(reason)
 
     def kill(self) -> None:
         """Kill the process if there is one."""

@@ -164,12 +164,12 @@ class ActorBase(ABC):
             ActorError: The call is running, and the backend cannot kill.
         """
 
-    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:  # noqa: B027 # in-process calls have ended
+    def read_reply(self, future: ActorFuture, until: float | None) -> None:  # noqa: B027 # in-process calls have ended
         """Read the reply to the running call in the thread that waits for it, if that is possible.
 
         Args:
             future: The future of the call.
-            deadline: When to stop (`time.monotonic`); None for no limit.
+            until: When to stop (`time.monotonic`); None for no limit.
 
         Raises:
             RuntimeError: The thread runs env code of this actor, and would wait for itself forever.
@@ -198,7 +198,7 @@ class ActorBase(ABC):
 
     def check_closable(self) -> None:
         """Raise in a fork of the process, and in env code of an in-process actor."""
-        self.check_process()
+        self.check_not_forked()
 
     @abstractmethod
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
@@ -238,7 +238,7 @@ class ActorBase(ABC):
         text = f"actor {self.name!r} lives in {self.config.backend!r}, where deadlines are not enforced"
         warnings.warn(text, stacklevel=depth + 1)
 
-    def check_process(self) -> None:
+    def check_not_forked(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.
 
         Raises:

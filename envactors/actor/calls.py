@@ -29,7 +29,7 @@ class Call(Job):
         index: The index of the env.
         kind: The kind of its message.
         future: The future of its outcome.
-        deadline: Its own deadline; None for that of `Deadlines`.
+        deadline: How long it may run, in seconds. None for no limit, or before its start for that of `Deadlines`.
         retries: How many crashes and missed deadlines it survives.
         payload: Its message, pickled.
         incarnation: The index of the only process that may run it; None for any.
@@ -92,13 +92,14 @@ class Call(Job):
 
     def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""
-        has_begun = process_exit.culprit is not None
-        survives = not has_begun or (self.retries > 0 and process_exit.allows_retry)
-        if not survives:
+        if process_exit.culprit is None:
+            return False
+        if not (self.retries > 0 and process_exit.allows_retry):
             self.future.set_exception(process_exit.error)
-        elif has_begun and process_exit.reason is not EndReason.HELPER_LOST:
+            return True
+        if process_exit.reason is not EndReason.HELPER_LOST:
             self.retries -= 1
-        return not survives
+        return False
 
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
@@ -143,7 +144,6 @@ class ReplayJob(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the journal, one of whose requests has ended the process."""
-        del culprit
         return Inputs(messages.Replay(*loads(self._payload)))
 
     def on_reply(self, frame: Frame) -> bool:

@@ -1,5 +1,10 @@
 """The lock of an actor or of all actors of a vector, and the rule about interrupted changes.
 
+All state of an actor is changed like this:
+
+    with self.lock, self.lock.change(self):
+        self.jobs.enqueue(job)
+
 An exception from a signal handler, an asynchronous exception, or a RecursionError can end a change of the state at any
 point. Nobody tries to prevent or to undo that. Instead:
 
@@ -136,6 +141,18 @@ class ChangeLock(RLock):
             with self:
                 self._repair()
 
+    def _schedule_repair(self, error: BaseException) -> bool:
+        """Leave the actors to the next change, since an error has ended this one; return whether they need a repair."""
+        is_bug = runs_library_code_only()
+        if not self._changing or (is_bug and self._bug is not None):
+            return False  # `end_with` has ended the change, or the repair after a bug has failed, too
+        self._frame = None
+        if is_bug:
+            self._bug = error
+        # Other threads may wait for a result that only the repair provides.
+        self._changing[0].runtime.loop.call_soon(self.repair_if_interrupted)
+        return True
+
     def _repair(self) -> None:
         if self.is_within_change():
             names = ", ".join(repr(actor.name) for actor in self._changing)
@@ -175,11 +192,6 @@ class _Scope:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        lock, is_bug = self._lock, error is not None and runs_library_code_only()
-        if kind is None or (is_bug and lock._bug is not None):  # done, or a bug in the repair after a bug
+        lock = self._lock
+        if error is None or not lock._schedule_repair(error):
             lock._changing, lock._frame, lock._bug = (), None, None
-        elif lock._changing:  # interrupted, or a bug; otherwise `end_with` has ended the change
-            lock._frame = None
-            lock._bug = error if is_bug else lock._bug
-            # Other threads may wait for a result that only the repair provides.
-            lock._changing[0].runtime.loop.call_soon(lock.repair_if_interrupted)

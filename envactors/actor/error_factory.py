@@ -15,7 +15,7 @@ from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import RestartTracker, most_failures
 from envactors.actor.future import LazyOutcome
-from envactors.actor.states import EndReason, is_crash
+from envactors.actor.states import EndReason
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
@@ -123,28 +123,22 @@ class ErrorFactory:
 
     def exit_during(self, activity: Activity | None, report: ExitReport, incarnation: int | None = None) -> ActorError:
         """Return the error of a process that has ended during an activity, before it, or while idle (None)."""
-        aborted = not is_crash(report.reason) and report.reason is not EndReason.HELPER_LOST
         who, where = self._locate(activity, incarnation, report.pid)
         if activity is None:
-            running = "while idle"
+            when = "while idle"
         elif activity.started_at == 0.0:
-            running = f"before {activity.method}{_call_id(activity)} could run"
+            when = f"before {activity.method}{_call_id(activity)} could run"
         else:
-            running = f"in {activity.method}{_call_id(activity)}{_elapsed(where)}"
-        running += _evidence(report)
+            when = f"in {activity.method}{_call_id(activity)}{_elapsed(where)}"
+        when += _evidence(report)
+
         if report.reason is EndReason.TIMEOUT and activity is not None:
-            text = f"{who} passed its deadline of {activity.deadline} s {running}"
+            text = f"{who} passed its deadline of {activity.deadline} s {when}"
             return _timeout_error(text, activity.deadline, report, where)
-        was_killed = aborted and report.status.loss is None and not report.corruption
-        how = "was ended on purpose" if was_killed else _describe_end(report)
-        if report.reason is EndReason.INTERRUPT:
-            how = "was replaced, since an exception interrupted the caller in the middle of a change,"
-        elif report.reason is EndReason.ENV_RAISED:
-            how = "was replaced, since an env had raised,"
-        text = f"{who} {how} {running}"
+        text = f"{who} {_describe_end(report)} {when}"
         if report.status.loss is not None:
             return errors.NodeLostError(text, **report.status.loss._asdict(), **_end_fields(report), **where)
-        return errors.ActorDiedError(text, aborted=aborted, **_end_fields(report), **where)
+        return errors.ActorDiedError(text, aborted=report.was_aborted, **_end_fields(report), **where)
 
     def start_failed(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
@@ -294,12 +288,18 @@ def _timeout_error(text: str, limit: float | None, report: ExitReport, where: di
 
 def _describe_end(report: ExitReport) -> str:
     """Return the verb of a sentence whose subject is a process that has ended."""
+    if report.reason is EndReason.INTERRUPT:
+        return "was replaced, since an exception interrupted the caller in the middle of a change,"
+    if report.reason is EndReason.ENV_RAISED:
+        return "was replaced, since an env had raised,"
     if report.status.loss is not None:
         return f"was lost with its node {report.status.loss.node!r}, {report.status.loss.reason},"
-    if report.status.is_helper_lost:
-        return "was killed, since its helper process was lost,"
     if report.corruption:
         return f"was killed, since it has overwritten memory that it shares with the caller ({report.corruption}),"
+    if report.was_aborted:
+        return "was ended on purpose"
+    if report.status.is_helper_lost:
+        return "was killed, since its helper process was lost,"
     return errors.describe_end(report.status.exitcode, report.status.signal)
 
 

@@ -1,7 +1,12 @@
-"""What follows from the exit of a process: facts, pure decisions, and the count of restarts.
+"""Whether and when another process follows the exit of one, and the count of restarts.
+
+`RestartTracker.plan` decides that, after each exit of an actor that is not closing. With ``max_restarts=1`` and
+``backoff=0.5``, the first crash gives ``Plan(RESTART, 0.5)``, the second one ``Plan(DIE)``, and a renewal always
+``Plan(REPLACE)``.
 
 For each reason why a process has ended, the table tells whether another one comes, and how the running call continues.
-A call that had not begun runs in the next process, if one comes.
+`is_counted` and `ProcessExit.allows_retry` state its two columns. A call that had not begun runs in the next process,
+if one comes.
 
 ===============================  ===================================================  ==================================
 reason                           next process                                         running call
@@ -39,9 +44,9 @@ _MOST_WITHOUT_BACKOFF: Final = 10
 class AfterExit(enum.Enum):
     """What the actor does after the exit of its process."""
 
-    CLOSE = enum.auto()
-    START = enum.auto()  # start another process at once, without counting it
-    RESTART = enum.auto()  # start another process after a delay
+    CLOSE = enum.auto()  # close the actor
+    REPLACE = enum.auto()  # start another process at once, without counting it
+    RESTART = enum.auto()  # start another process after a delay, and count it
     DIE = enum.auto()  # start none
 
 
@@ -54,7 +59,7 @@ class Plan(NamedTuple):
     @property
     def starts_another(self) -> bool:
         """Whether another process comes."""
-        return self.action in (AfterExit.START, AfterExit.RESTART)
+        return self.action in (AfterExit.REPLACE, AfterExit.RESTART)
 
 
 def most_failures(policy: RestartPolicy, *, waits: bool = True) -> float:
@@ -86,8 +91,8 @@ def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, f
     return float(min(policy.backoff_max, policy.backoff * 2.0 ** min(recent, 64)))  # 2.0 ** 1024 would overflow
 
 
-class _Crash(NamedTuple):
-    """A crash: when it was (`time.monotonic`), its error, and whether a restart was granted after it."""
+class _CountedExit(NamedTuple):
+    """A counted exit: when it was (`time.monotonic`), its error, and whether a restart was granted after it."""
 
     when: float
     error: ActorError
@@ -95,7 +100,7 @@ class _Crash(NamedTuple):
 
 
 class RestartTracker:
-    """The crashes of an actor that count against its restart policy.
+    """The exits of an actor's processes that count against its restart policy: crashes, and those because of an env.
 
     Args:
         policy: The policy.
@@ -107,27 +112,27 @@ class RestartTracker:
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
-        # Oldest first. Only the last one may have no restart: such crashes count against no limit on later ones.
-        self._crashes: list[_Crash] = []
+        # Oldest first. Only the last one may have no restart: such an exit counts against no limit on later ones.
+        self._exits: list[_CountedExit] = []
         self.last: ActorError | None = None
         self.failed_starts: int = 0
 
     @property
     def errors(self) -> list[ActorError]:
-        """The errors of the crashes that count against the nearest limit, oldest first."""
+        """The errors of the exits that count against the nearest limit, oldest first."""
         _, since = self.nearest_limit()
-        return [crash.error for crash in self._crashes if crash.when >= since]
+        return [counted.error for counted in self._exits if counted.when >= since]
 
     def nearest_limit(self) -> tuple[str, float]:
-        """Return the limit that allows the fewest further restarts, and since when it counts crashes."""
-        since = max((crash.when for crash in self._crashes), default=0.0) - self._policy.window
+        """Return the limit that allows the fewest further restarts, and since when it counts exits."""
+        since = max((counted.when for counted in self._exits), default=0.0) - self._policy.window
         left = self._policy.max_restarts - len(self._granted(since))
         is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
         return ("max_lifetime_restarts", -math.inf) if is_lifetime else ("max_restarts", since)
 
     def _granted(self, since: float) -> list[float]:
         """Return when restarts were granted since a time (`time.monotonic`), oldest first."""
-        return [crash.when for crash in self._crashes if crash.is_granted and crash.when >= since]
+        return [counted.when for counted in self._exits if counted.is_granted and counted.when >= since]
 
     def describe(self, delay: float) -> str:
         """Return which restart of how many the last granted one is, and when it comes."""
@@ -137,7 +142,7 @@ class RestartTracker:
         return f"restart {len(self._granted(since))}{of_how_many} in {round(delay, 3):g} s"
 
     def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
-        """Decide whether and when another process replaces an ended one; count the exit if it is a crash.
+        """Decide whether and when another process follows an ended one, and count the exit if that must count.
 
         Args:
             process: The ended process.
@@ -146,17 +151,28 @@ class RestartTracker:
                 on demand, failed ones do not matter: each time that it is woken is a first try.
         """
         if process.is_uncounted:
-            return Plan(AfterExit.START)
+            return Plan(AfterExit.REPLACE)
+
         now = time.monotonic()
-        memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
-        self._crashes = [crash for crash in self._crashes if crash.is_granted and now - crash.when < memory]
+        self._forget_old(now)
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
-        report = process.report or ExitReport()
-        is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
-        delay = None if is_hopeless else restart_delay(self._policy, self._granted(-math.inf), now, self.failed_starts)
+        delay = None
+        if not _is_hopeless(process, is_first=is_first):
+            delay = restart_delay(self._policy, self._granted(-math.inf), now, self.failed_starts)
+
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)
-        self._crashes.append(_Crash(now, self.last, delay is not None))
+        self._exits.append(_CountedExit(now, self.last, delay is not None))
         return Plan(AfterExit.DIE) if delay is None else Plan(AfterExit.RESTART, delay)
+
+    def _forget_old(self, now: float) -> None:
+        """Forget the exits that count against no limit any more."""
+        memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
+        self._exits = [counted for counted in self._exits if counted.is_granted and now - counted.when < memory]
+
+
+def _is_hopeless(process: ActorProcess, *, is_first: bool) -> bool:
+    """Return whether no further process would start: none can, or the first one had no place, or its factory raised."""
+    report = process.report or ExitReport()
+    return report.is_refused or (is_first and (report.had_no_place or process.failure is not None))

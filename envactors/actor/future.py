@@ -47,7 +47,7 @@ class Owner(Protocol):
     @property
     def runtime(self) -> Runtime: ...
 
-    def check_process(self) -> None:
+    def check_not_forked(self) -> None:
         """Raise `ActorClosedError` in a forked process."""
 
     def cancel(self, future: ActorFuture) -> bool:
@@ -56,55 +56,56 @@ class Owner(Protocol):
     def abort(self, future: ActorFuture) -> bool:
         """Cancel the call, or end it by replacing its process."""
 
-    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
-        """Read the reply in the calling thread until the deadline (`time.monotonic`), if that is possible."""
+    def read_reply(self, future: ActorFuture, until: float | None) -> None:
+        """Read the reply in the calling thread until a time of `time.monotonic`, if that is possible."""
 
 
 class _Condition(RLock):
     """The lock that `concurrent.futures.wait` and `as_completed` hold while they look at the state of a future.
 
     Under the lock, these functions read the state of the future, and add a waiter if the call has not ended. In the
-    standard library, the thread that ends the call takes the lock, too, so no waiter comes in between. Here that thread
-    must not block, and an interrupt may have left the lock held. So there are two states:
+    standard library, the thread that ends the call takes the lock, too, so no waiter comes in between. Here that is the
+    thread of the loop, which must never block on a lock that an interrupt may have left held. So it publishes the state
+    later, and there are two states:
 
-    1. The thread that ends the call writes `state`, without the lock.
+    1. The thread that ends the call writes `actual_state`, without the lock.
     2. The next thread that acquires the lock copies it to `visible_state`, the one that these functions read. Waiters
        that were added before have seen no end: they are copied to `unnotified`. Later threads see it, and add none.
     3. A callback thread acquires the lock once the call has ended, and notifies the waiters in `unnotified`.
 
     Attributes:
-        state: The state of the future. Its owner writes it, without this lock.
+        actual_state: The state of the future. Its owner writes it, without this lock.
         visible_state: The state as it was when the lock was last acquired. The thread that holds the lock writes it.
         waiters: The waiters of the future, which these functions add under the lock.
         unnotified: The waiters that were added before the end was visible. The thread that holds the lock writes them,
             and a callback thread notifies and removes them.
-        was_acquired: Whether there may be waiters. Each thread that acquires the lock sets it.
+        may_have_waiters: Whether a thread has acquired the lock, and may have added a waiter.
     """
 
-    state: str = _PENDING
+    actual_state: str = _PENDING
     visible_state: str = _PENDING
     waiters: Sequence[Any] = ()
     unnotified: Sequence[Any] = ()
-    was_acquired: bool = False
+    may_have_waiters: bool = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock, and make the current state visible.
+        """Acquire the lock, and make the actual state visible.
 
-        `concurrent.futures` calls this method. The base class's ``with`` statement does not, and shows no state.
+        `concurrent.futures` calls this method. The base class's ``with`` statement does not, and publishes no state.
         """
         # Set before the lock is acquired. The owner writes the state, and then reads this. So the owner sees that
         # there may be a waiter, or the waiter sees the end.
-        self.was_acquired = True
+        self.may_have_waiters = True
         is_acquired = super().acquire(blocking, timeout)
         if is_acquired:
             self.__dict__.setdefault("waiters", [])  # in one step, since a signal handler may wait, too
-            self.show_state()
+            self.publish_state()
         return is_acquired
 
-    def show_state(self) -> None:
-        """Make the current state visible. The lock must be held, unless an interrupt has left it to another thread."""
-        if self.visible_state != self.state:
-            self.visible_state = self.state
+    def publish_state(self) -> None:
+        """Make the actual state visible. The lock must be held, unless an interrupt has left it to another thread."""
+        if self.visible_state != self.actual_state:
+            self.visible_state = self.actual_state
             self.unnotified = [*self.waiters]
 
 
@@ -170,7 +171,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """
         self._wait(timeout, "result(timeout=...)")
         if self._exception is None:
-            return self._result  # type: ignore[return-value] # it is not None then
+            return self._result  # type: ignore[return-value] # if it is None, `R` includes None
         try:
             raise self._exception
         finally:
@@ -183,22 +184,22 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def _get_snapshot(self) -> tuple[bool, bool, R | None, BaseException | None]:
         """Return whether it is done, whether it was canceled, the result, and the exception; for asyncio since 3.15."""
-        if self._condition.state != _FINISHED:
+        if self._condition.actual_state != _FINISHED:
             return self.done(), self.cancelled(), None, None
         error = self.exception()
         return True, False, self._result, error
 
     def done(self) -> bool:
         """Return whether the call has ended, or was canceled."""
-        return self._condition.state not in (_PENDING, _RUNNING)
+        return self._condition.actual_state not in (_PENDING, _RUNNING)
 
     def running(self) -> bool:
         """Return whether the call is running, or waits to be retried."""
-        return bool(self._condition.state == _RUNNING)
+        return bool(self._condition.actual_state == _RUNNING)
 
     def cancelled(self) -> bool:
         """Return whether the call was canceled."""
-        return bool(self._condition.state == _CANCELED)
+        return bool(self._condition.actual_state == _CANCELED)
 
     def cancel(self) -> bool:
         """Take the call out of the queue; return whether it is canceled. It is not if it is running or has ended."""
@@ -252,7 +253,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def __repr__(self) -> str:
         """Describe the future as the standard library does; name the type of an outcome only once it was read."""
-        state, error = self._condition.state.partition("_")[0].lower(), self._exception
+        state, error = self._condition.actual_state.partition("_")[0].lower(), self._exception
         if state == "finished" and self._outcome is None:
             state += f" returned {type(self._result).__name__}" if error is None else f" raised {type(error).__name__}"
         return f"<{type(self).__name__} at {id(self):#x} state={state}>"
@@ -260,19 +261,19 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def _check_will_end(self) -> None:
         """Raise in a forked process, unless the call has ended before."""
         if not self.done():
-            self.owner.check_process()
+            self.owner.check_not_forked()
 
     def _wait(self, timeout: float | None, option: str) -> None:
         """Wait for the outcome and read it; errors name the option that limits the time."""
         timeout = as_timeout(timeout, option, may_be_past=True)
         if not self.done():
-            self.owner.check_process()
-            deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
-            self.owner.read_reply(self, deadline)
-            while not self.done() and not self._ended.wait(remaining(deadline)):
-                if remaining(deadline) == 0.0:
+            self.owner.check_not_forked()
+            until = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
+            self.owner.read_reply(self, until)
+            while not self.done() and not self._ended.wait(remaining(until)):
+                if remaining(until) == 0.0:
                     raise concurrent.futures.TimeoutError
-        if self._condition.state != _FINISHED:
+        if self._condition.actual_state != _FINISHED:
             raise concurrent.futures.CancelledError
         if self._outcome is not None:
             with self._reading:
@@ -289,15 +290,15 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def set_running(self) -> None:
         """Mark the call as running; a retried call is already."""
         condition = self._condition
-        if condition.state == _PENDING:
-            condition.state = _RUNNING
+        if condition.actual_state == _PENDING:
+            condition.actual_state = _RUNNING
 
     def set_outcome(self, outcome: Outcome) -> None:
         """End the call. If it has ended before, only notify those that wait, which completes an interrupted call."""
         condition = self._condition
-        if condition.state in (_PENDING, _RUNNING):
+        if condition.actual_state in (_PENDING, _RUNNING):
             self._outcome = outcome
-            condition.state = _FINISHED
+            condition.actual_state = _FINISHED
         self._notify()
 
     def set_result(self, result: R) -> None:
@@ -310,31 +311,31 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def set_canceled(self) -> None:
         """Mark a call that was taken out of the queue as canceled."""
-        if self._condition.state in (_PENDING, _RUNNING):
-            self._condition.state = _CANCELED
+        if self._condition.actual_state in (_PENDING, _RUNNING):
+            self._condition.actual_state = _CANCELED
         self._notify()
 
     def _notify(self) -> None:
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._keep_alive = None
-        if self._ended.mark_set() or self._condition.was_acquired or self._done_callbacks:
+        if self._ended.mark_set() or self._condition.may_have_waiters or self._done_callbacks:
             self.owner.runtime.loop.wake_after_events(self._wake_others, is_urgent=self._is_urgent)
 
     def _wake_others(self) -> None:
         self._ended.set()
-        if self._condition.was_acquired or self._done_callbacks:
+        if self._condition.may_have_waiters or self._done_callbacks:
             self.owner.runtime.callbacks.submit(self._notify_others)
 
     def _notify_others(self) -> None:
         """Run callbacks, and wake the waiters of `concurrent.futures`."""
         # Waiters hold the lock only for a moment, unless an interrupt has kept one from releasing it.
         is_acquired = self._condition.acquire(timeout=_LOCK_PATIENCE)
-        self._condition.show_state()
+        self._condition.publish_state()
         while self._condition.unnotified:
             waiter = self._condition.unnotified.pop()
             outcome = self._outcome  # a thread that reads it sets this to None
             is_failure = outcome.is_failure if outcome is not None else self._exception is not None
-            if self._condition.state == _CANCELED:
+            if self._condition.actual_state == _CANCELED:
                 waiter.add_cancelled(self)
             elif is_failure:
                 waiter.add_exception(self)
@@ -416,7 +417,7 @@ def as_completed_async(futures: Iterable[AnyFuture], timeout: float | None = Non
 async def _in_order_of_completion(futures: list[AnyFuture], timeout: float | None) -> AsyncIterator[AnyFuture]:
     import asyncio
 
-    deadline = None if timeout is None else time.monotonic() + timeout
+    until = None if timeout is None else time.monotonic() + timeout
     loop = asyncio.get_running_loop()
     completed: asyncio.Queue[AnyFuture] = asyncio.Queue()
     for future in futures:
@@ -429,7 +430,7 @@ async def _in_order_of_completion(futures: list[AnyFuture], timeout: float | Non
             if completed.qsize():
                 future = completed.get_nowait()
             else:
-                future = await asyncio.wait_for(completed.get(), remaining(deadline))
+                future = await asyncio.wait_for(completed.get(), remaining(until))
         except asyncio.TimeoutError:
             raise concurrent.futures.TimeoutError(
                 f"as_completed_async waited {timeout} s, and {left} of {len(futures)} futures are unfinished"

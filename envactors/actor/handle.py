@@ -160,7 +160,7 @@ class ActorView(MethodCaller[T_co]):
             ValueError: ``timeout`` is negative, or None.
         """
         seconds = as_seconds(timeout, "stacks(timeout=...)")
-        self._actor.check_process()
+        self._actor.check_not_forked()
         return self._actor.stacks(seconds)
 
     def options(self: View, *, deadline: float | None = None, retries: int | None = None) -> View:
@@ -287,7 +287,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], pickler:
     Raises:
         ActorClosedError: The actor belongs to another process.
     """
-    actor.check_process()
+    actor.check_not_forked()
     call.payload, error = try_to_pickle(lambda: dumps(tuple(message), pickler))
     if error is not None:
         call.future.set_exception(actor.errors.unpicklable_arguments(Activity(call.method, call.index), error))

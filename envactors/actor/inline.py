@@ -1,5 +1,8 @@
 """In-process actors: a call runs at once, in the thread that makes it, and its future is finished when it returns.
 
+With ``backend="inline"``, ``actor.add(1)`` calls `InlineActor.accept`. This runs ``add`` under the actor's lock, with
+the code of a worker (`envactors.worker.main.Server`), and ends the future.
+
 Factories, arguments, and results are pickled nevertheless, so that neither side can change the other's values.
 """
 
@@ -47,15 +50,13 @@ class _Request(InlineRequest):
 
     Args:
         actor: The actor.
-        index: The env.
-        activity: The request; None if no warning is to say that it is slow.
-        server: The server that runs it, once it is known.
+        activity: The request; None to warn of nothing if it is slow, as for a start or a close.
+        server: The server that runs it; None until it is known.
     """
 
-    def __init__(
-        self, actor: InlineActor, index: int, activity: Activity | None = None, server: Server | None = None
-    ) -> None:
-        super().__init__(index, is_nested=actor.config.lock.is_held_here())
+    def __init__(self, actor: InlineActor, activity: Activity | None = None, server: Server | None = None) -> None:
+        index = actor.config.first_index if activity is None else activity.index
+        super().__init__(index, is_nested=actor.lock.is_held_here())
         self.actor, self.activity, self.server = actor, activity, server
 
     def get_context(self) -> ActorContext | None:
@@ -147,7 +148,6 @@ class InlineActor(ActorBase):
         )
 
     def stacks(self, timeout: float) -> str:
-        del timeout
         return stack_of(self.request_stack.thread_of(self.indices))
 
     # Requests --------------------------------------------------------------------------------------------
@@ -158,27 +158,26 @@ class InlineActor(ActorBase):
         if self.closed.is_set:
             raise self.errors.actor_closed(activity)
         self.check_not_within()
-        try:
-            self.make_missing(activity)
-        except ActorError as error:
-            job.future.set_exception(error)
-            return
-        if job.incarnation not in (None, self.process.incarnation):
-            job.future.set_exception(self.errors.process_gone(activity, job.incarnation, self.last_exit_error))
-            return
-        activity = activity._replace(call_id=next(self._call_ids), started_at=time.monotonic())
-        job.future.set_running()
-        request = _Request(self, job.index, activity)
-        with self.lock, self.request_stack.enter(request):
-            request.server = server = self._server
-            if server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
-                job.future.set_exception(self.unusable_error(activity))
+        request = _Request(self, activity)  # before the lock is acquired: it asks who holds that
+        with self.lock:
+            try:
+                request.server = server = self.make_missing(activity)
+            except ActorError as error:
+                job.future.set_exception(error)
                 return
-            kind, payload = server.execute(job.kind, job.payload)
-            self._completed += 1
-            reply = Frame(kind, self.process.incarnation, activity.call_id, payload)
-            if job.before_outcome is not None:
-                job.before_outcome(reply)
+            if job.incarnation not in (None, self.process.incarnation):
+                job.future.set_exception(self.errors.process_gone(activity, job.incarnation, self.last_exit_error))
+                return
+
+            job.future.set_running()
+            activity = activity._replace(call_id=next(self._call_ids), started_at=time.monotonic())
+            with self.request_stack.enter(request):
+                kind, payload = server.execute(job.kind, job.payload)
+                self._completed += 1
+                reply = Frame(kind, self.process.incarnation, activity.call_id, payload)
+                if job.before_outcome is not None:
+                    job.before_outcome(reply)
+
         recording.recorder.on_span(self, job.method, activity.started_at)
         job.future.set_outcome(self.errors.outcome(activity, reply, self.pid))
 
@@ -192,7 +191,7 @@ class InlineActor(ActorBase):
             raise self.errors.called_by_own_env()
 
     def renew(self, future: ActorFuture) -> None:
-        self.check_process()
+        self.check_not_forked()
         self.check_not_within()
         with self.lock:
             if self.closed.is_set:
@@ -219,8 +218,8 @@ class InlineActor(ActorBase):
                 self._close_envs(server)
             self._start()
 
-    def make_missing(self, activity: Activity) -> None:
-        """Make the envs, unless they exist; an interrupt may have ended an earlier attempt.
+    def make_missing(self, activity: Activity) -> Server:
+        """Return the server of the envs. Make them unless they exist: an interrupt may have ended an earlier attempt.
 
         Args:
             activity: The request that needs the envs.
@@ -228,12 +227,12 @@ class InlineActor(ActorBase):
         Raises:
             ActorError: The actor is closed, or a factory has raised.
         """
-        if self._server is None and self.is_usable:
-            with self.lock:
-                if self._server is None and self.is_usable:  # another thread may have made them, or closed the actor
-                    self._start()
-        if self._server is None:
-            raise self.unusable_error(activity)
+        with self.lock:
+            if self._server is None and self.is_usable:
+                self._start()
+            if self._server is None:
+                raise self.unusable_error(activity)
+            return self._server
 
     def run_as_change(self, event: Callable[..., object], *args: object) -> None:
         with self.lock:
@@ -254,7 +253,7 @@ class InlineActor(ActorBase):
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
-        self.check_process()
+        self.check_not_forked()
         if self.state is ActorState.BUSY:
             raise self.errors.unsupported_operation("kill it in the middle of a call")
         with self.lock:
@@ -268,7 +267,6 @@ class InlineActor(ActorBase):
         self.check_not_within()
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
-        del timeout, began
         with self.lock:
             if not self.closed.is_set:
                 if self._server is not None:
@@ -294,7 +292,7 @@ class InlineActor(ActorBase):
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
         process = self.process
         process.launched_at = time.monotonic()
-        request = _Request(self, self.config.first_index, server=server)
+        request = _Request(self, server=server)
 
         def on_made(count: int) -> None:
             process.envs_made = count
@@ -314,7 +312,7 @@ class InlineActor(ActorBase):
         recording.recorder.on_span(self, "start", process.launched_at)
 
     def _close_envs(self, server: Server) -> None:
-        request = _Request(self, self.config.first_index, server=server)
+        request = _Request(self, server=server)
         with self.lock, self.request_stack.enter(request):
             server.execute(Kind.CLOSE, dumps(()))
 

@@ -14,7 +14,7 @@ from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import AfterExit, Plan
 from envactors.actor.future import ActorFuture, Owner
-from envactors.actor.states import EndReason, Phase, blames_request
+from envactors.actor.states import EndReason, Phase, blames_request, is_crash
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
@@ -33,8 +33,8 @@ class JobActor(Owner, Protocol):
     def proceed_soon(self) -> None:
         """Have the loop continue after a change."""
 
-    def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
-        """Ask the worker to close its envs and to exit; kill it if it takes longer than this, in seconds."""
+    def end_by_closing(self, call_id: int, reason: EndReason) -> None:
+        """Have the worker close its envs and exit; kill it if that takes too long."""
 
 
 class Job:
@@ -69,7 +69,6 @@ class Job:
 
     def can_join(self, running: Job) -> bool:
         """Return whether it may start before the running job has ended."""
-        del running
         return False
 
     def start(self) -> Job | None:
@@ -91,21 +90,18 @@ class Job:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Return the part of the job that an ended process has not completed.
+    def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
+        """Accept the results that an ended process has left in shared memory; return what it has not completed.
 
-        This is the last chance to accept results that the process has left in shared memory.
-
-        The job is the culprit if the worker had begun it, as its control page tells, or if the parent has ended the
-        process because of it.
+        A call leaves none. It is the culprit if the worker had begun it, as its control page tells, or if the parent
+        has ended the process because of it.
         """
         assert process.worker is not None, "the job was sent to it"
-        has_begun = process.worker.page.progress().call_id == self.call_id
-        return Uncompleted(self.activity() if has_begun or blames_request(process.end_reason) else None)
+        is_culprit = process.worker.page.progress().call_id == self.call_id or blames_request(process.end_reason)
+        return Uncompleted(self.activity() if is_culprit else None)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the requests that led to the end of a process, for its crash bundle."""
-        del culprit
         return Inputs()
 
     def on_late(self, activity: Activity) -> None:
@@ -116,12 +112,10 @@ class Job:
 
     def on_reply(self, frame: Frame) -> bool:
         """Take the reply; return whether the job has ended. Otherwise it continues ahead of the queue."""
-        del frame
         return True
 
     def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""
-        del process_exit
         return True
 
     def fail(self, error_of: ErrorOf) -> None:
@@ -147,7 +141,7 @@ class ProcessExit(NamedTuple):
 
     Attributes:
         process: The process.
-        report: The facts.
+        report: The facts about its end.
         job: The job that it was running; None if it was idle.
         uncompleted: The part of that job that it has not completed.
         error: The error that says all this.
@@ -163,7 +157,7 @@ class ProcessExit(NamedTuple):
 
     @property
     def culprit(self) -> Activity | None:
-        """The activity that it is blamed on; None if it was idle."""
+        """The activity that the exit is blamed on; None if the process was idle, or had not begun the job."""
         return self.uncompleted.culprit
 
     @property
@@ -175,16 +169,12 @@ class ProcessExit(NamedTuple):
     def allows_retry(self) -> bool:
         """Whether a call that was running may run again, if it has retries: the last column in `envactors.actor.exits`.
 
-        It may not:
-
-        - if an env has raised, since the call has got its exception,
-        - if the actor is being closed,
-        - if the process had to go: the user has killed or renewed it, or an interrupt has left it in an unknown state.
-          Such an exit starts the next process uncounted, as does the loss of a helper, after which calls do run again.
+        After a crash it may, unless the user has also killed or renewed the process, which then counts as no crash.
         """
-        if self.plan.action is AfterExit.START:
-            return self.reason is EndReason.HELPER_LOST
-        return self.plan.action is not AfterExit.CLOSE and self.reason is not EndReason.ENV_RAISED
+        if self.plan.action is AfterExit.CLOSE:
+            return False
+        is_counted_crash = is_crash(self.reason) and not self.process.is_uncounted
+        return is_counted_crash or self.reason is EndReason.HELPER_LOST
 
 
 class _EndOfProcess(Job):
@@ -196,9 +186,8 @@ class _EndOfProcess(Job):
         """Return the job."""
         return Activity(self.method, self.actor.config.first_index, self.call_id, self.started_at)
 
-    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Return all of it: the worker ends because of it."""
-        del process
+    def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
+        """Return the job itself: the worker ends because of it."""
         return Uncompleted(self.activity())
 
 
@@ -208,8 +197,8 @@ class Close(_EndOfProcess):
     method = "close"
 
     def start(self) -> Job:
-        """Ask the worker to close its envs and to exit."""
-        self.actor.ask_to_close(self.call_id, EndReason.CLOSE, kill_in=None)
+        """Have the worker close its envs and exit."""
+        self.actor.end_by_closing(self.call_id, EndReason.CLOSE)
         return self
 
 
@@ -218,21 +207,21 @@ class Renewal(_EndOfProcess):
 
     Args:
         future: Its result is the new incarnation; None unless the user has asked for it.
-        reason: Why the process is replaced, for the log.
+        why: Why the process is replaced, for the log.
     """
 
     method = "renew"
 
-    def __init__(self, future: ActorFuture | None = None, reason: str = "on request") -> None:
+    def __init__(self, future: ActorFuture | None = None, why: str = "on request") -> None:
         self.future: ActorFuture | None = future
-        self.reason: str = reason
+        self.why: str = why
         self.dies_with_process: bool = future is None
 
     def start(self) -> Job:
-        """Ask the worker to close its envs and to exit."""
+        """Have the worker close its envs and exit."""
         if self.future is not None:
             self.future.set_running()
-        self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
+        self.actor.end_by_closing(self.call_id, EndReason.RENEW)
         return self
 
     def end(self, incarnation: int) -> None:

@@ -1,5 +1,9 @@
 """The jobs of one actor: in which order its worker runs them, and how each one ends.
 
+Three calls are made while the worker is free. The first one is sent at once and is `running`, and the others are
+`waiting`. The reply to the first one ends it, and starts the second one. If the process exits instead, the second one
+fails, or is `waiting` again as the next one.
+
 What becomes of the process is up to `envactors.actor.actor`, and the content of a job to its class.
 """
 
@@ -57,8 +61,8 @@ class JobQueue:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
             until a ring, the next job, or the end of the process.
-        renewal: The renewal between two processes: from the exit of the last one, or from its turn in the queue if that
-            had ended before, until the next one has started.
+        renewal: The renewal between two processes: from the exit of the old one until the start of the new one. If
+            there is no process at its turn in the queue, it is here from then on.
         unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
             envs.
         shared_jobs: The jobs that wait for any actor of a pool; None outside of pools.
@@ -104,10 +108,6 @@ class JobQueue:
         """Count calls, steps, and resets that have failed without the end of a job."""
         self.failed += count
 
-    def record_stale(self) -> None:
-        """Count a message that was dropped."""
-        self.stale += 1
-
     def record_replay(self, seconds: float) -> None:
         """Count a replay that took this time."""
         self.replays += 1
@@ -116,7 +116,7 @@ class JobQueue:
     # From the queue to the worker ------------------------------------------------------------------------
 
     def enqueue(self, job: Job, *, first: bool = False) -> None:
-        """Queue a job, and start it if the worker is free. If the actor is dead or closed, the loop handles it.
+        """Queue a job, and start it if the worker is free. Without a process, the loop handles it.
 
         Args:
             job: The job.
@@ -125,10 +125,12 @@ class JobQueue:
         actor = self._actor
         job.actor = actor
         job.call_id, job.started_at = 0, 0.0
-        job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
+        job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         # The replays are at the front.
-        self.waiting.insert(sum(other.runs_first for other in self.waiting) if first else len(self.waiting), job)
+        place = sum(other.runs_first for other in self.waiting) if first else len(self.waiting)
+        self.waiting.insert(place, job)
+
         if actor.phase is LIVE:
             self.dispatch()
         elif actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED):
@@ -147,19 +149,20 @@ class JobQueue:
         actor = self._actor
         while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running
-            # With permits, no job joins the running rows: it would keep their permit, for which an older job of
-            # another actor may be waiting.
+            # With permits, no job joins the running rows: it would keep their permit, for which an older job of another
+            # actor may be waiting.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.try_finish():
                     running.request_end_ring()
-                    break
+                    return False
                 if self.running is running:  # recording the results may have started another job
                     self.running = None
-            elif self.permits is not None and job.needs_permit and not self.permits.try_take(actor, job.ticket):
+                continue  # with the job that is now the first one
+
+            if self.permits is not None and job.needs_permit and not self.permits.try_take(actor, job.ticket):
                 return True
-            else:
-                self.waiting.popleft()
-                self._start(job)
+            self.waiting.popleft()
+            self._start(job)
         return False
 
     def _start(self, job: Job) -> None:
@@ -174,13 +177,14 @@ class JobQueue:
     def _take_shared(self, shared: SharedQueue) -> None:
         """Start a job of the shared queue, if the worker is free."""
         actor = self._actor
-        is_free = self.running is None and not self.waiting and actor.phase is LIVE and not actor.is_closing
-        if is_free and not runs_library_code_only():
+        if self.running is not None or self.waiting or actor.phase is not LIVE or actor.is_closing:
+            return
+        if not runs_library_code_only():
             actor.proceed_soon()  # an interrupt of this thread could lose the job, so the loop takes it
-        elif is_free and (taken := shared.take()) is not None:
-            assert taken.future is not None, "somebody waits for each job of a pool"
-            taken.future.owner = actor
-            self.enqueue(taken)
+        elif (job := shared.take()) is not None:
+            assert job.future is not None, "somebody waits for each job of a pool"
+            job.future.owner = actor
+            self.enqueue(job)
 
     def try_run_rows(self, rows: Job) -> bool:
         """Make rows the running job if they may be posted now; return whether they may.
@@ -203,17 +207,17 @@ class JobQueue:
         """Pass a reply to the running job, and start the next one."""
         job, self.running = self.running, None
         assert job is not None, "the frame is its reply"
-        has_ended = job.on_reply(frame)  # raises if the reply is corrupt
+        try:
+            has_ended = job.on_reply(frame)
+        except Exception:  # the reply is corrupt: the job ends with the worker, which is killed
+            self.running = job
+            raise
         self.completed += 1
         if has_ended:
             self.unfinished.pop(job, None)  # as `_forget`, without a call per reply
         else:
             self.enqueue(job, first=True)
         self.dispatch()
-
-    def restore_running(self, job: Job | None) -> None:
-        """Take back the end of a job, since its reply is corrupt."""
-        self.running = job
 
     def end(self, job: Job) -> None:
         """End a job that has no reply, and start the next one."""
@@ -300,7 +304,7 @@ class JobQueue:
         self.dispatch()
 
     def drop_with_process(self) -> None:
-        """Give back the permit of an ended process, and drop the waiting jobs that end with it."""
+        """Give back the permit of an ended process, if it has one, and drop the waiting jobs that end with it."""
         if self.permits is not None:
             self.permits.release(self._actor)
         for job in [job for job in self.waiting if job.dies_with_process]:
@@ -312,14 +316,14 @@ class JobQueue:
         job, self.running = self.running, None
         if isinstance(job, Renewal):
             self.renewal = job
+        elif job is not None and job.handle_exit(process_exit):
+            if job.future is not None and job.future.done():
+                self.failed += 1
+            self._forget(job)
         elif job is not None:
-            if job.handle_exit(process_exit):
-                if job.future is not None and job.future.done():
-                    self.failed += 1
-                self._forget(job)
-            else:
-                job.call_id, job.started_at = 0, 0.0
-                self.waiting.appendleft(job)
+            job.call_id, job.started_at = 0, 0.0
+            self.waiting.appendleft(job)
+
         if process_exit.plan.action is AfterExit.CLOSE or process_exit.reason is EndReason.ABORT:
             self.fail_renewal(lambda _activity: process_exit.error)
 

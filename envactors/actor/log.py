@@ -74,7 +74,7 @@ class ActorLog:
             return
         job, error, bundle = process_exit.job, process_exit.error, process_exit.error.bundle
         if process_exit.reason in (EndReason.ABORT, EndReason.RENEW):
-            why = job.reason if isinstance(job, Renewal) else "on request"
+            why = job.why if isinstance(job, Renewal) else "on request"
             self.write(logging.INFO, f"actor {self._actor.name!r} gets a new process: {why}")
         else:
             # One warning tells of all actors whose helper was lost.

@@ -29,10 +29,10 @@ class InlineRequest(abc.ABC):
 
     Args:
         index: The env whose code runs first.
-        is_nested: Whether code of another env makes this request.
+        is_nested: Whether the thread already held the lock, as env code does that makes a request.
 
     Attributes:
-        index: The env whose code is running. A step of several envs changes it from env to env.
+        index: The env whose code is running. A step of several envs changes this from env to env.
         is_nested: As above.
         thread: The identifier of the thread.
         number: Its number among all requests of the stack, counted from 1.

@@ -36,7 +36,7 @@ class StartingActor(WorkerEvents, Protocol):
     def run_as_change(self, event: Callable[..., object], *args: object) -> None:
         """Run an event as a change of the actor."""
 
-    def end_late_process(self) -> None:
+    def end_after_stacks(self) -> None:
         """End the process, since it has passed its deadline."""
 
     def handle_exit(self, report: ExitReport) -> None:
@@ -56,7 +56,7 @@ class ProcessStarter:
        lock.
     3. *Greet.* Under the lock again, the worker gets its first message, which has it make the envs. If it could not be
        started, the actor handles that as an exit. If the actor has meanwhile ended the process, the worker is killed.
-    4. *Finish.* When the worker has started, or has exited, the actor calls `finish`, which lets other launches begin.
+    4. *End.* When the worker has started, or has exited, the actor calls `end_start`, which lets other launches begin.
 
     Until step 2, the actor may `withdraw` the launch. Except for step 2, `open`, and `close`, everything happens within
     changes of the actor.
@@ -153,27 +153,30 @@ class ProcessStarter:
         worker.send(Frame(kind, self._actor.process.incarnation, START_CALL_ID, dumps(tuple(message))))
 
     def _limit_start(self, seconds: float) -> None:
-        """Set the timer of the start, or end the process if that is over. Waiting on a node moves the time on."""
+        """Set the timer of the start, or end the process if its time is over.
+
+        The time begins with the launch. On another machine it begins again, once a node has room for the worker.
+        """
         actor, worker = self._actor, self._actor.process.worker
-        due = max(actor.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
+        launched_at = actor.process.launched_at
+        if worker is not None:
+            launched_at = max(launched_at, worker.launched_at)
+        due = launched_at + seconds
         if due > time.monotonic():
             actor.timers.set("start", due, functools.partial(self._limit_start, seconds))
         elif actor.process.end_reason is None:
-            actor.end_late_process()
+            actor.end_after_stacks()
 
     # Its end ---------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Let other launches begin, since the process has started or ended."""
+    def end_start(self) -> None:
+        """Cancel the start deadline, and let other launches begin: the process has started, or has ended."""
         self._actor.timers.cancel("start")
         self._actor.runtime.launcher.finish(self._launch)
 
     def withdraw(self) -> bool:
-        """Withdraw the launch; return False if it has begun, so that a worker or a failure follows.
-
-        A launch that waits for a certain end was never submitted: that the process is not launching any more withdraws
-        it.
-        """
+        """Withdraw the launch; return False if it has begun, so that a worker or a failure follows."""
+        # A launch that waits for a certain end was never submitted, and is not once the process no longer launches.
         return self._maybe_alive is not None or self._actor.runtime.launcher.withdraw(self._launch)
 
     def record_end(self, worker: Worker, *, is_certain: bool) -> None:

@@ -15,7 +15,7 @@ class ActorState(enum.Enum):
     IDLE = "idle"  # it runs nothing; an actor of a pool may not have started a process yet
     BUSY = "busy"  # a call, a step, or another request is running
     RENEWING = "renewing"  # its process is being replaced, its start has failed, or a restart waits for its backoff
-    DEAD = "dead"  # its process has ended; another one starts only if the user renews the actor, or if a pool needs it
+    DEAD = "dead"  # its process has ended; another one starts only if the user asks for one, or if a pool needs it
     CLOSED = "closed"  # it accepts no more calls, and its process has ended or was killed
 
 
@@ -80,7 +80,7 @@ class Phase(enum.Enum):
     STOPPING = enum.auto()  # it takes no more requests, and closes its envs, or writes its stacks after a deadline
     ENDING = enum.auto()  # it was killed or has exited, if there was one; its end was not handled yet
     BACKOFF = enum.auto()  # the next process starts after a delay
-    DEAD = enum.auto()  # no other process may start, unless the actor is renewed or woken
+    DEAD = enum.auto()  # no other process may start, unless the actor is renewed, woken, or killed with restart=True
     CLOSED = enum.auto()
 
 
@@ -103,6 +103,11 @@ class EndReason(enum.Enum):
 def is_crash(reason: EndReason | None) -> bool:
     """Return whether a process has crashed: it ended by itself (None), or missed a deadline."""
     return reason in (None, EndReason.TIMEOUT)
+
+
+def is_counted(reason: EndReason | None) -> bool:
+    """Return whether the end of a process counts as a restart, if another one follows: see the table in `exits`."""
+    return is_crash(reason) or reason is EndReason.ENV_RAISED
 
 
 def blames_request(reason: EndReason | None) -> bool:

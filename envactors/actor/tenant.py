@@ -30,9 +30,8 @@ class Tenant:
 
         Args:
             process: The process.
-            is_renewal: Whether the user has asked for a fresh process.
+            is_renewal: Whether a `Renewal` has replaced the last process.
         """
-        del process, is_renewal
         return []
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
@@ -52,7 +51,6 @@ class Tenant:
             index: The index of the env.
             request: The kind of the message, and its fields, pickled.
         """
-        del index
         return Inputs(request=request)
 
     def on_overflow(self, frame: Frame) -> None:
@@ -67,7 +65,6 @@ class Tenant:
         Args:
             finished: The call id up to which the worker claimed to have finished, before its frames were read.
         """
-        del finished
         return ""
 
     def handle_exit(self, process_exit: ProcessExit) -> None:
@@ -81,7 +78,6 @@ class Tenant:
             end: Ends the future. Until it has, the request is not forgotten, so that no interrupt leaves it without an
                 end.
         """
-        del future, end
         return False
 
     def is_posted_for(self, future: ActorFuture) -> bool:

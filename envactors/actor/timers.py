@@ -56,10 +56,14 @@ class Timers:
             self.set(name, when, callback)
 
     def cancel(self, *names: TimerName) -> None:
-        """Cancel the timers with these names, if they are set, or all timers if no name is given."""
-        for name in names or tuple(self._timers):
+        """Cancel the timers with these names, as far as they are set."""
+        for name in names:
             if name in self._timers:
                 self._timers.pop(name).cancel()
+
+    def cancel_all(self) -> None:
+        """Cancel all timers."""
+        self.cancel(*self._timers)
 
 
 class Judgment(enum.Enum):
@@ -78,7 +82,7 @@ class DeadlineWatch:
     Args:
         deadlines: The time limits of the actor.
         timers: The timers of the actor.
-        check: Called when an activity may be late or slow; it then calls `judge`.
+        check: Called when an activity may be late or slow; it then calls `judge_and_reschedule`.
 
     Attributes:
         shortest: The shortest deadline or slow threshold, in seconds; infinity if there is none.
@@ -88,11 +92,11 @@ class DeadlineWatch:
     def __init__(self, deadlines: Deadlines, timers: Timers, check: Callable[[], object]) -> None:
         self._timers = timers
         self._check = check
-        self._slow = deadlines.slow
-        limits = [*(deadline_by_code(method, deadlines) for method in METHOD_NAMES), deadlines.slow]
-        self.shortest: float = min((limit for limit in limits if limit is not None), default=math.inf)
+        self._slow = math.inf if deadlines.slow is None else deadlines.slow
+        limits = [deadline_by_code(method, deadlines) for method in METHOD_NAMES]
+        self.shortest: float = min([self._slow, *(limit for limit in limits if limit is not None)])
         self.next_check_at: float = math.inf
-        # When the last step began that was reported as slow.
+        # When the activity began that was reported as slow last.
         self._reported = 0.0
 
     def watch(self, started_at: float, deadline: float | None = None) -> None:
@@ -119,21 +123,25 @@ class DeadlineWatch:
         self.next_check_at = math.inf
         self._check()
 
-    def judge(self, activity: Activity) -> Judgment:
-        """Say whether the current step is late or slow, and schedule the next check unless it is late."""
+    def judge_and_reschedule(self, activity: Activity) -> Judgment:
+        """Return whether an activity is late or slow; unless it is late, schedule the next check."""
         now, begun = time.monotonic(), activity.started_at
         late_at = math.inf if activity.deadline is None else begun + activity.deadline
-        slow_at = math.inf if self._slow is None else begun + self._slow
+        slow_at = begun + self._slow
         if now >= late_at:
             return Judgment.LATE
-        # The start of one step may differ from call to call: on a node, it is an estimate.
-        is_slow = now >= slow_at and begun > self._reported + (self._slow or 0.0) / 2
-        if is_slow:
-            self._reported = begun
-        later = min(when for when in (now + max(self.shortest, SHORTEST_PAUSE), late_at, slow_at) if when > now)
-        if later < math.inf:
-            self._check_at(later)
-        return Judgment.SLOW if is_slow else Judgment.IN_TIME
+
+        is_past_slow = now >= slow_at
+        check_at = min(now + max(self.shortest, SHORTEST_PAUSE), late_at, math.inf if is_past_slow else slow_at)
+        if check_at < math.inf:
+            self._check_at(check_at)
+
+        # On a node, the start of an activity is an estimate that varies. So one that began within half of the threshold
+        # after the reported one is the same activity.
+        if not is_past_slow or begun <= self._reported + self._slow / 2:
+            return Judgment.IN_TIME
+        self._reported = begun
+        return Judgment.SLOW
 
 
 def deadline_by_code(code: int, deadlines: Deadlines) -> float | None:

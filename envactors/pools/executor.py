@@ -255,7 +255,7 @@ class Executor(ExecutorOptions, concurrent.futures.Executor, BoundToProcess):
             ActorClosedError: The executor belongs to another process.
         """
         calls = self._calls
-        calls.check_process()
+        calls.check_not_forked()
         calls.refuse_calls(cancel=cancel_futures)
         if wait:
             calls.close_once_ended()
@@ -301,7 +301,7 @@ def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
 
 def _abandon(calls: SharedCalls) -> None:
     """Cancel the calls that wait, and end those that run: the program is ending."""
-    calls.check_process()
+    calls.check_not_forked()
     calls.refuse_calls(cancel=True)
     calls.close_actors(0)
 

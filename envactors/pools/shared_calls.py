@@ -85,7 +85,7 @@ class CallRecycler:
         self._counts[actor.name] = incarnation, count
         memory = 0 if worker is None or self._policy.max_memory is None else worker.resident_memory()
         if reason := self._policy.limit_reached(calls=count, memory=memory) or actor.reason_to_move:
-            actor.jobs.enqueue(Renewal(reason=reason), first=True)
+            actor.jobs.enqueue(Renewal(why=reason), first=True)
 
 
 class Counts:
@@ -358,13 +358,13 @@ class SharedCalls(BoundToProcess):
         if self._is_inline:
             self._run_inline(call)
 
-    def check_process(self) -> None:
+    def check_not_forked(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.
 
         Raises:
             ActorClosedError: This is not the process that made the pool.
         """
-        self._actors[0].check_process()
+        self._actors[0].check_not_forked()
 
     def refuse_calls(self, *, cancel: bool) -> None:
         """Take no more calls.
@@ -422,9 +422,9 @@ class SharedCalls(BoundToProcess):
         """Cancel a call, or end it by replacing its process."""
         return self.cancel(future) or (future.owner is not self and future.owner.abort(future))
 
-    def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
+    def read_reply(self, future: ActorFuture[Any], until: float | None) -> None:
         """Leave the reply to the loop; raise where waiting would block it."""
-        del future, deadline
+        del future, until
         self._lock.repair_if_interrupted()
 
     # Sending ---------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@
       ├▶ on_reply          it has taken all steps, an env or the policy has raised, or the policy returned more than has
       │                    room
       ├▶ on_late           a deadline was missed: the actor ends the process
-      └▶ find_uncompleted  the process has ended
+      └▶ settle_uncompleted  the process has ended
            └▶ handle_exit  it is known why, and what comes next
 
-`on_reply` and `find_uncompleted` accept the complete steps, and then decide about the envs that have raised.
+`on_reply` and `settle_uncompleted` accept the complete steps, and then decide about the envs that have raised.
 `handle_exit` decides about the others without a result. If that leaves steps to run, the actor calls
 `start` again. Otherwise the part ends.
 
@@ -140,7 +140,7 @@ class RolloutPart(Job):
             first: Whether it comes ahead of all other jobs.
         """
         if reason := self._group.table.episodes.renewal_reason(self.progress.indices):
-            self.actor.jobs.enqueue(Renewal(reason=reason), first=first)
+            self.actor.jobs.enqueue(Renewal(why=reason), first=first)
 
     def start(self) -> Job | None:
         """Order the steps that are left. The part may end instead, if envs cannot take them."""
@@ -210,7 +210,7 @@ class RolloutPart(Job):
     def on_late(self, activity: Activity) -> None:
         """Accept the steps that are complete now. On this machine, no later ones count.
 
-        Steps of another machine come when its worker has ended, and `find_uncompleted` accepts them all.
+        Steps of another machine come when its worker has ended, and `settle_uncompleted` accepts them all.
         """
         self._accept_completed()
         self._late = activity
@@ -247,7 +247,7 @@ class RolloutPart(Job):
                 self.progress.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
         return self._end_if_decided()
 
-    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
+    def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return what an ended process has not completed.
 
         1. Accept the steps that it has completed. After a missed deadline, `on_late` has accepted those of this
@@ -258,7 +258,7 @@ class RolloutPart(Job):
         if self._late is not None and not self._is_remote:
             self.progress.drop_unaccepted()
         self._accept_completed()
-        uncompleted = super().find_uncompleted(process)
+        uncompleted = super().settle_uncompleted(process)
         self._recover_raised()
         return uncompleted
 

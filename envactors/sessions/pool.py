@@ -133,7 +133,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         Raises:
             ActorClosedError: The pool is closed, or belongs to another process.
         """
-        self._actor.check_process()
+        self._actor.check_not_forked()
         with self._lock:
             if not self._is_closed:
                 self._requests.add(SessionRequest(self, name, request))
@@ -326,7 +326,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             timeout: How long to wait before killing the remaining workers, in seconds; None for the close deadline.
         """
         timeout = as_timeout(timeout, "close(timeout=...)")
-        self._actor.check_process()
+        self._actor.check_not_forked()
         self._is_closed = True
         self._loop.call_soon(self._shut)
         close_all(self._handles, timeout)
@@ -354,4 +354,4 @@ def _refusal(name: Any) -> ActorClosedError:
 def _renew_if_failed(actor: Any, reply: Frame) -> None:
     """Replace the process of an actor whose reset has raised."""
     if reply.kind == Kind.FAILED:
-        actor.jobs.enqueue(Renewal(reason="its reset has failed"), first=True)
+        actor.jobs.enqueue(Renewal(why="its reset has failed"), first=True)

@@ -95,7 +95,7 @@ class EnvGroup(Tenant):
 
     def _enqueue_new(self, ids: list[int]) -> None:
         if reason := self._renewal_reason(ids):
-            self.actor.jobs.enqueue(Renewal(reason=reason))
+            self.actor.jobs.enqueue(Renewal(why=reason))
         self.recovery.settle_lost_episodes(ids)
         self.actor.jobs.enqueue(QueuedRows(self.table, self, ids))
 

@@ -250,7 +250,7 @@ class RowsJob(Job):
         """Return the row that an ended process was running, and the requests before it."""
         return self._group.inputs_of_row(culprit.index)
 
-    def find_uncompleted(self, process: ActorProcess) -> Uncompleted:
+    def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return the rows that an ended process has not completed."""
         rows, running, _ = self.progress()
         return Uncompleted(culprit=self._find_culprit(process, rows, running), running=running, rows=rows)

@@ -168,23 +168,23 @@ MUTANTS = [
     Mutant(ACTOR + "_check_deadlines", "self.jobs.running.on_late(activity)", "pass", LATE),
     # The actor: starts and exits.
     Mutant(STARTER + "_on_launched", "worker.kill()", "pass", HANGS),
-    Mutant(STARTER + "finish", "self._actor.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(STARTER + "end_start", "self._actor.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
     Mutant(ACTOR + "handle_exit", "self.tenant.collect_completed()", "pass", LOSSES),
-    Mutant(ACTOR + "handle_exit", "self.starter.finish()", "pass", HANGS),
-    Mutant(ACTOR + "_on_started", "self.starter.finish()", "pass", HANGS),
+    Mutant(ACTOR + "handle_exit", "self.starter.end_start()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.starter.end_start()", "pass", HANGS),
     Mutant(ACTOR + "handle_exit", "self.tenant.handle_exit(process_exit)", "pass", LOSSES),
     Mutant(ACTOR + "_carry_out", "self._fail_jobs_of_dead()", "pass", HANGS),
     Mutant(ACTOR + "_fail_jobs_of_dead", "self._start_next_process()", "pass", HANGS),
     Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
-    Mutant(ACTOR + "repair", "self.kill_and_proceed(reason)", "pass", INTERRUPTS),
+    Mutant(ACTOR + "repair", "self.end_now(reason)", "pass", INTERRUPTS),
     Mutant(CHANGE + "ChangeLock.change", "self._repair()", "pass", INTERRUPTS),
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame, lock._bug = (), None, None", "pass", INTERRUPTS),
-    Mutant(ACTOR + "kill_and_proceed", "self.proceed_soon()", "pass", HANGS),
-    Mutant(ACTOR + "kill_and_proceed", "self.process.record_end_reason(reason)", "pass", BLAMES),
-    Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
+    Mutant(ACTOR + "end_now", "self.proceed_soon()", "pass", HANGS),
+    Mutant(ACTOR + "end_now", "self.process.record_end_reason(reason)", "pass", BLAMES),
+    Mutant(ACTOR + "end_now", "self.process.kill()", "pass", HANGS),
     Mutant(ACTOR + "_close", "self.jobs.fail_all", "(lambda error_of: self.jobs.waiting.clear())", HANGS),
-    Mutant(ACTOR + "_close_once_read", "self._stop_process(reason, None)", "pass", RENEWS),
+    Mutant(ACTOR + "_end_after_reading", "self._enter_stopping(reason)", "pass", RENEWS),
     Mutant(LAUNCHER + "finish", "self._pool.submit(self._begin_next)", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
@@ -195,7 +195,7 @@ MUTANTS = [
         ONCE,
     ),
     Mutant(
-        JOB + "Job.find_uncompleted", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
+        JOB + "Job.settle_uncompleted", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
     ),
     Mutant(
         CALLS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS

@@ -27,17 +27,18 @@ from envactors.vector.options import AUTORESETS
         (None, AfterExit.RESTART, True),
         (None, AfterExit.DIE, True),
         (EndReason.TIMEOUT, AfterExit.RESTART, True),
-        (EndReason.HELPER_LOST, AfterExit.START, True),
+        (EndReason.HELPER_LOST, AfterExit.REPLACE, True),
         (EndReason.ENV_RAISED, AfterExit.RESTART, False),
-        (EndReason.ABORT, AfterExit.START, False),
-        (EndReason.TIMEOUT, AfterExit.START, False),
+        (EndReason.ABORT, AfterExit.REPLACE, False),
+        (EndReason.TIMEOUT, AfterExit.REPLACE, False),
         (None, AfterExit.CLOSE, False),
         (EndReason.HELPER_LOST, AfterExit.CLOSE, False),
     ],
 )
 def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):
     report, error = ExitReport(reason=reason), ea.ActorDiedError("ended")
-    process_exit = ProcessExit(ActorProcess(0), report, None, Uncompleted(), error, Plan(chosen))
+    process = ActorProcess(0, is_uncounted=chosen is AfterExit.REPLACE)
+    process_exit = ProcessExit(process, report, None, Uncompleted(), error, Plan(chosen))
     assert process_exit.allows_retry is expected
 
 
@@ -146,5 +147,5 @@ def test_crashes_of_an_actor_that_is_revived_again_and_again_are_not_kept(
 ):
     limits = {"max_restarts": max_restarts, "window": window, "max_lifetime_restarts": lifetime}
     tracker = crashed(limits, *(when / 100 for when in range(100)), monkeypatch=monkeypatch)
-    assert len(tracker._crashes) == kept
+    assert len(tracker._exits) == kept
     assert str(tracker.errors[-1]) == "at 0.99"

@@ -194,7 +194,7 @@ def test_a_kill_just_before_the_delay_is_over_starts_no_other_process():
     wait_until(lambda: core.phase is Phase.BACKOFF)
     with core.lock, core.lock.change(core):  # the loop has taken the timer, and waits for the lock
         core.is_closing = True
-        core.kill_and_proceed(EndReason.CLOSE)
+        core.end_now(EndReason.CLOSE)
         core._restart()
     core.wait_closed(SOON)
     assert core.closed.is_set

@@ -50,7 +50,7 @@ def test_limits_of_zero_seconds_are_checked_again_after_a_pause(limits, first):
     watch = DeadlineWatch(ea.Deadlines(**limits), timers, print)
     now = time.monotonic()
     activity = Activity("call", 0, 1, now)
-    assert [watch.judge(activity), watch.judge(activity)] == [first, Judgment.IN_TIME]
+    assert [watch.judge_and_reschedule(activity), watch.judge_and_reschedule(activity)] == [first, Judgment.IN_TIME]
     assert min(loop.times) >= now + 0.005
 
 
@@ -58,7 +58,7 @@ def test_a_slow_step_is_reported_once_although_its_start_is_an_estimate():
     timers = Timers(IdleLoop, lambda event, *args: event(*args))
     watch = DeadlineWatch(ea.Deadlines(slow=1.0), timers, print)
     now = time.monotonic()
-    judged = [watch.judge(Activity("step", 0, 1, now - ago)) for ago in (3.0, 3.1, 2.9, 1.0, 1.1)]
+    judged = [watch.judge_and_reschedule(Activity("step", 0, 1, now - ago)) for ago in (3.0, 3.1, 2.9, 1.0, 1.1)]
     assert judged == [Judgment.SLOW, Judgment.IN_TIME, Judgment.IN_TIME, Judgment.SLOW, Judgment.IN_TIME]
 
 
