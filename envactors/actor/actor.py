@@ -1,9 +1,19 @@
 """The parent's half of one actor.
 
-Callers submit, cancel, close, and may read replies; the loop reports frames, exits, and timers; other threads of this
-library launch processes and read exceptions. Each of these events is one change under the lock; see
-`envactors.actor.change`. The thread of a caller may send jobs to a free worker, and kill the worker. Only threads of
-this library start processes and handle their exits.
+An actor reacts to events. These are the events of one that starts, runs a call, and crashes:
+
+    thread      event                                  reaction                               phase after it
+    caller      `join_and_start`                       asks the loop for `_proceed`           NEW
+    loop        `_proceed`                             submits a launch                       STARTING
+    launcher    `ProcessStarter._on_launched`          sends the first message                STARTING
+    loop        `on_frames`: the envs are made         sends the calls that wait              LIVE
+    caller      `accept`                               sends a call, if the worker is free    LIVE
+    loop        `on_frames`: the reply to the call     gives the future its outcome           LIVE
+    loop        `on_exit`                              fails the running call, sets a timer   BACKOFF
+    loop        the timer "backoff"                    submits a launch                       STARTING
+
+Each event is one change under the lock; see `envactors.actor.change`. The thread of a caller may send jobs to a free
+worker, read their replies, and kill the worker. Only threads of this library start processes and handle their exits.
 
 The jobs of an actor are in `envactors.actor.job_queue`, the start of its processes is in `envactors.actor.starter`, and
 the decisions after an exit are in `envactors.actor.exits`.
@@ -49,7 +59,7 @@ _EXIT_GRACE = 1.0
 _STACKS_GRACE = 0.2
 # How long unpickling an exception may delay the end of the process that raised it, in seconds.
 _READ_PATIENCE = 10.0
-# Phases in which an actor that is closing counts as closed: it has no process, or has killed it.
+# Phases in which an actor that may close counts as closed: it has no process, or has killed it.
 _CLOSED_IF_CLOSING = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
 _REPLIES = (Kind.RESULT, Kind.FAILED)
 
@@ -247,14 +257,14 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             self._process_results()
             jobs = self.jobs.running, self.jobs.renewal
-            is_running = any(job is not None and job.future is future for job in jobs)
-            is_running = is_running or self.tenant.is_posted_for(future)
-            if is_running:
+            if any(job is not None and job.future is future for job in jobs) or self.tenant.is_posted_for(future):
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)
                 self.end_now(EndReason.ABORT)
-            if is_running or future.done():
-                return is_running
+                return True
+            if future.done():
+                return False
+
             # A call that was running in an earlier process may be queued for another try.
             end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
             was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
@@ -293,6 +303,7 @@ class Actor(ActorBase):
                 self.jobs.enqueue(Close())
             if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
                 self.end_now(EndReason.CLOSE)  # no actor waits for its process
+
             timeout = self.config.deadlines.close if timeout is None else timeout
             if timeout is not None and self.phase is not Phase.CLOSED:
                 self.timers.set_earliest("close", began + timeout, lambda: self.end_now(EndReason.CLOSE))
@@ -302,20 +313,23 @@ class Actor(ActorBase):
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
         if self.is_run_by_this_thread:
-            # Rows before the one that waits may be complete, and their results are what it waits for.
+            # Env code waits for a request of its own actor. That has ended only if it is of a row before its own.
             self.run_as_change(self.tenant.collect_completed)
             if until is None and not future.done():
                 raise self.errors.called_by_own_env()
             return
+
         shared = self.jobs.shared_jobs
         if shared is not None and shared.has_jobs and self.loans.current is None:
             return  # the loop starts the next job as soon as it has read the reply
+
         with self.lock:
             job = self.jobs.running
             is_running = self.phase is LIVE and job is not None and job.future is future
             loan = self.loans.lend(self.process.worker if is_running else None)
         if loan is None:
             return
+
         # Near the recursion limit, a RecursionError may end `on_frames` in the middle of a change. Its context then
         # schedules the repair, which needs a few frames, too. They are there: `loans.lend` has just used more of them.
         try:
@@ -356,11 +370,13 @@ class Actor(ActorBase):
     def collect_and_verify(self) -> Activity | None:
         """Process results, and kill the worker if it has corrupted the memory that it shares with this process.
 
-        Return the activity that goes on; None if there is none, or the process is ending.
+        Returns:
+            The activity that is still running; None if there is none, or the process is ending.
         """
         worker = self.process.worker
         if self.phase is not LIVE or worker is None:
             return None
+
         # The worker writes its results before it counts a call as finished. So whatever it counts now, and is not found
         # when its results are processed after this, was never written.
         finished = worker.page.counters[FINISHED]
@@ -369,6 +385,7 @@ class Actor(ActorBase):
         activity = self.jobs.activity() if self.phase is LIVE else None
         if activity is None:
             return None
+
         untrue = worker.page.find_untrue(self.config.env_count)
         corruption = f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
         if corruption:
@@ -440,9 +457,8 @@ class Actor(ActorBase):
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
 
-        A process that must leave its node is not given away, but moves.
-
-        The taker has the same lock, and calls this within its own change.
+        The actor that takes it has the same lock, and calls this within its own change. A process that must leave its
+        node is not given away, but replaced.
         """
         worker = self.process.worker
         if not self.is_idle or worker is None or worker.at_end:
@@ -457,10 +473,10 @@ class Actor(ActorBase):
         return worker
 
     def _on_start_reply(self, frame: Frame) -> None:
-        """Handle the reply to the first message, or the news before it that another env was made."""
+        """Handle the reply to the first message, or the count of the envs that were made before it."""
         process = self.process
         if frame.kind == Kind.ENV_MADE:
-            # Other values than these counts have no index.
+            # A range has an index of each count that can be true, and of no other value.
             process.envs_made = load_message(range(self.config.env_count + 1).index, frame.payload)
         elif frame.kind == Kind.FAILED:
             process.failure = load_message(Failure, frame.payload)
@@ -593,8 +609,7 @@ class Actor(ActorBase):
         self.tenant.collect_completed()
 
         self.jobs.drop_with_process()
-        job = self.jobs.running
-        uncompleted = Uncompleted() if job is None else job.settle_uncompleted(process)
+        uncompleted = Uncompleted() if self.jobs.running is None else self.jobs.running.settle_uncompleted(process)
 
         process_exit = self._plan_exit(report, uncompleted)
         if process.has_started:
@@ -617,12 +632,9 @@ class Actor(ActorBase):
 
         # A closing actor first runs the jobs that were queued before the close. If such a job is a renewal, the jobs
         # behind it need the next process.
-        needs_next = report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close
-        if self.is_closing and not needs_next:
-            plan = Plan(AfterExit.CLOSE)
-        else:
-            is_first = self.started_in is None and (self.config.is_on_demand or self.restart_tracker.failed_starts == 0)
-            plan = self.restart_tracker.plan(process, error, is_first=is_first)
+        closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
+        is_first = self.started_in is None and (self.config.is_on_demand or self.restart_tracker.failed_starts == 0)
+        plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
         return ProcessExit(process, report, job, uncompleted, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------
@@ -679,6 +691,7 @@ class Actor(ActorBase):
                 self.log.write_end_of_standby(self.errors.restarts_exhausted(self.restart_tracker))
             self._fail_jobs_of_dead()
         else:
+            # Unless the process has crashed, the jobs that wait fail because of the close, whatever its reason was.
             reason = None if process_exit.reason is None else EndReason.CLOSE
             report = process_exit.report._replace(reason=reason)
             self.jobs.fail_all(functools.partial(self.errors.exit_during, report=report))
@@ -691,7 +704,7 @@ class Actor(ActorBase):
         self.timers.set("backoff", self.restart_at, self._restart)
 
     def _restart(self) -> None:
-        """Start the next process, which is a restart if the last one has ended, unless the backoff is over already."""
+        """Start the next process once the backoff is over. It is a restart, if the last one has ended."""
         if self.phase is Phase.BACKOFF:
             if self.process.report is not None:  # else another actor has taken the process of this standby
                 self.restarts += 1
@@ -709,7 +722,7 @@ class Actor(ActorBase):
         self.process.worker = None
         self.jobs.drop_with_process()  # again, if a bug has ended the handling of an exit before it
         self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
-        self.timers.cancel_all()
+        self.timers.cancel("check", "start", "read", "kill", "backoff", "close")
         self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)
 
@@ -734,11 +747,13 @@ class Actor(ActorBase):
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
             error_of = functools.partial(self.errors.closed_by_bug, bug=bug)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
+
         self.is_closing |= bug is not None
         if self.phase not in (Phase.ASLEEP, Phase.DEAD):
             self.end_now(reason)  # from here on, the process runs nothing that the repair queues
         self.jobs.repair(error_of, fails_all=bug is not None)
         self.tenant.repair(error_of)
+
         if bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
             self._close()  # the exit was handled already, perhaps by the code with the bug
         else:

@@ -149,6 +149,8 @@ class ReplayJob(Job):
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""
         is_same = frame.kind != Kind.FAILED and load_message(bool, frame.payload)
-        self.actor.jobs.record_replay(time.monotonic() - self.started_at)
+        jobs = self.actor.jobs
+        jobs.replays += 1
+        jobs.longest_replay = max(jobs.longest_replay, time.monotonic() - self.started_at)
         self._on_end(is_same)
         return True

@@ -147,8 +147,7 @@ class ChangeLock(RLock):
         if not self._changing or (is_bug and self._bug is not None):
             return False  # `end_with` has ended the change, or the repair after a bug has failed, too
         self._frame = None
-        if is_bug:
-            self._bug = error
+        self._bug = error if is_bug else self._bug
         # Other threads may wait for a result that only the repair provides.
         self._changing[0].runtime.loop.call_soon(self.repair_if_interrupted)
         return True

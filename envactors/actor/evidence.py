@@ -1,4 +1,4 @@
-"""What shows why env code does not continue: stacks and tracebacks, with the frames of users first."""
+"""The evidence of why env code crashed, hangs, or raised: stacks and tracebacks, with the frames of users first."""
 
 from __future__ import annotations
 

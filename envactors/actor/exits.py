@@ -154,25 +154,16 @@ class RestartTracker:
             return Plan(AfterExit.REPLACE)
 
         now = time.monotonic()
-        self._forget_old(now)
+        memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
+        self._exits = [counted for counted in self._exits if counted.is_granted and now - counted.when < memory]
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        delay = None
-        if not _is_hopeless(process, is_first=is_first):
-            delay = restart_delay(self._policy, self._granted(-math.inf), now, self.failed_starts)
+        # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
+        report = process.report or ExitReport()
+        is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
+        delay = None if is_hopeless else restart_delay(self._policy, self._granted(-math.inf), now, self.failed_starts)
 
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)
         self._exits.append(_CountedExit(now, self.last, delay is not None))
         return Plan(AfterExit.DIE) if delay is None else Plan(AfterExit.RESTART, delay)
-
-    def _forget_old(self, now: float) -> None:
-        """Forget the exits that count against no limit any more."""
-        memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
-        self._exits = [counted for counted in self._exits if counted.is_granted and now - counted.when < memory]
-
-
-def _is_hopeless(process: ActorProcess, *, is_first: bool) -> bool:
-    """Return whether no further process would start: none can, or the first one had no place, or its factory raised."""
-    report = process.report or ExitReport()
-    return report.is_refused or (is_first and (report.had_no_place or process.failure is not None))

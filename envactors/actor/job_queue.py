@@ -1,8 +1,8 @@
 """The jobs of one actor: in which order its worker runs them, and how each one ends.
 
-Three calls are made while the worker is free. The first one is sent at once and is `running`, and the others are
-`waiting`. The reply to the first one ends it, and starts the second one. If the process exits instead, the second one
-fails, or is `waiting` again as the next one.
+If three calls are made while the worker is free, the first one is sent at once and is `running`, and the others are
+`waiting`. The reply to the first one ends it, and starts the second one. If the process exits then, the second one
+fails, or waits again, ahead of the third one.
 
 What becomes of the process is up to `envactors.actor.actor`, and the content of a job to its class.
 """
@@ -104,14 +104,9 @@ class JobQueue:
         """Count steps and resets that have returned or raised; their results are in rows, without a reply."""
         self.completed += count
 
-    def record_failed(self, count: int = 1) -> None:
-        """Count calls, steps, and resets that have failed without the end of a job."""
-        self.failed += count
-
-    def record_replay(self, seconds: float) -> None:
-        """Count a replay that took this time."""
-        self.replays += 1
-        self.longest_replay = max(self.longest_replay, seconds)
+    def record_failed(self) -> None:
+        """Count a call, step, or reset that has failed without the end of a job."""
+        self.failed += 1
 
     # From the queue to the worker ------------------------------------------------------------------------
 

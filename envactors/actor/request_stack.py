@@ -1,4 +1,9 @@
-"""The env code that runs in the threads of its callers: whose it is, in which thread, and whether it is slow."""
+"""The env code that runs in the threads of its callers: whose it is, in which thread, and whether it is slow.
+
+In-process actors run each request in ``with lock, stack.enter(request):``. If env 0 calls env 1 of the same vector, the
+stack has two requests then. From it come the state of an actor, its stack, the refusal of an env to wait for itself,
+and warnings of slow code.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +40,15 @@ class InlineRequest(abc.ABC):
         index: The env whose code is running. A step of several envs changes this from env to env.
         is_nested: As above.
         thread: The identifier of the thread.
-        number: Its number among all requests of the stack, counted from 1.
     """
 
     def __init__(self, index: int, *, is_nested: bool) -> None:
         self.index = index
         self.is_nested = is_nested
 
-    def begin(self, requests: list[InlineRequest], number: int, lock: ChangeLock) -> None:
+    def begin(self, requests: list[InlineRequest], lock: ChangeLock) -> None:
         """Become the innermost of the running requests, which run under a lock."""
         self.thread: int = threading.get_ident()
-        self.number: int = number
         self._lock = lock
         self._requests = requests
         self._depth = len(requests)
@@ -89,15 +92,13 @@ class RequestStack:
         self._get_loop = get_loop
         self._slow = slow
         self._requests: list[InlineRequest] = []  # the outermost one first; an interrupt may leave more
-        self._count = 0
         self._is_looking = False
 
     def enter(self, request: InlineRequest) -> InlineRequest:
         """Return the context in which a request runs env code, under the lock."""
         if not request.is_nested:
             self._requests.clear()
-        self._count += 1
-        request.begin(self._requests, self._count, self._lock)
+        request.begin(self._requests, self._lock)
         if not self._is_looking and self._slow is not None:
             self._look_later(self._slow, None, 0.0)
         return request
@@ -113,22 +114,23 @@ class RequestStack:
         """Return whether the calling thread runs code of one of these envs."""
         return bool(self._requests) and self.thread_of(envs) == threading.get_ident()
 
-    def _look_later(self, slow: float, seen: tuple[int, int] | None, since: float) -> None:
+    def _look_later(self, slow: float, seen: tuple[InlineRequest, int] | None, since: float) -> None:
         """Look again in a moment.
 
         Args:
             slow: After how many seconds a request is slow.
-            seen: The request and the env that run now; None if nobody has looked.
+            seen: The request and the env that ran at the last look; None if this is the first one.
             since: When they were first seen (`time.monotonic`); infinity if they were reported.
         """
         self._is_looking = True
         when = time.monotonic() + max(slow / _LOOKS, SHORTEST_PAUSE)
         self._get_loop().call_at(when, functools.partial(self._look, slow, seen, since))
 
-    def _look(self, slow: float, seen: tuple[int, int] | None, since: float) -> None:
+    def _look(self, slow: float, seen: tuple[InlineRequest, int] | None, since: float) -> None:
+        """Warn of the innermost request if it is slow, and look again later. If there is none, stop to look."""
         self._is_looking = False
-        for request in self._requests[-1:]:
-            running, now = (request.number, request.index), time.monotonic()
+        for request in self._requests[-1:]:  # at most one, and another thread may be removing it
+            running, now = (request, request.index), time.monotonic()
             if running != seen:
                 since = now
             elif now - since >= slow:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
-from envactors.actor.states import is_crash
+from envactors.actor.states import EndReason
 from envactors.actor.tenant import Tenant
 from envactors.actor.timers import Timers
 from envactors.backends.base import ExitStatus, Use, Worker, WorkerEvents
@@ -137,8 +137,8 @@ class ProcessStarter:
                 worker, refusal = None, error
         process.worker = worker
         if worker is None:
-            # A launch that has failed by itself did so whether or not its deadline had passed.
-            reason = None if is_crash(process.end_reason) else process.end_reason
+            # A launch that has failed by itself did not fail because of its deadline, even if that has passed.
+            reason = None if refusal is not None and process.end_reason is EndReason.TIMEOUT else process.end_reason
             actor.handle_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=reason))
         elif process.end_reason is None:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
@@ -158,10 +158,7 @@ class ProcessStarter:
         The time begins with the launch. On another machine it begins again, once a node has room for the worker.
         """
         actor, worker = self._actor, self._actor.process.worker
-        launched_at = actor.process.launched_at
-        if worker is not None:
-            launched_at = max(launched_at, worker.launched_at)
-        due = launched_at + seconds
+        due = max(actor.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
         if due > time.monotonic():
             actor.timers.set("start", due, functools.partial(self._limit_start, seconds))
         elif actor.process.end_reason is None:

@@ -61,10 +61,6 @@ class Timers:
             if name in self._timers:
                 self._timers.pop(name).cancel()
 
-    def cancel_all(self) -> None:
-        """Cancel all timers."""
-        self.cancel(*self._timers)
-
 
 class Judgment(enum.Enum):
     """Whether an activity takes too long."""
@@ -131,14 +127,13 @@ class DeadlineWatch:
         if now >= late_at:
             return Judgment.LATE
 
-        is_past_slow = now >= slow_at
-        check_at = min(now + max(self.shortest, SHORTEST_PAUSE), late_at, math.inf if is_past_slow else slow_at)
+        check_at = min(now + max(self.shortest, SHORTEST_PAUSE), late_at, slow_at if slow_at > now else math.inf)
         if check_at < math.inf:
             self._check_at(check_at)
 
         # On a node, the start of an activity is an estimate that varies. So one that began within half of the threshold
         # after the reported one is the same activity.
-        if not is_past_slow or begun <= self._reported + self._slow / 2:
+        if slow_at > now or begun <= self._reported + self._slow / 2:
             return Judgment.IN_TIME
         self._reported = begun
         return Judgment.SLOW
