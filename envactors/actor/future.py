@@ -64,8 +64,8 @@ class _Condition(RLock):
     """The lock that `concurrent.futures.wait` and `as_completed` hold while they look at the state of a future.
 
     Under the lock, these functions read the state of the future, and add a waiter if the call has not ended. In the
-    standard library, the thread that ends the call takes the lock, too, so no waiter comes in between. Here that is the
-    thread of the loop, which must never block on a lock that an interrupt may have left held. So it publishes the state
+    standard library, the thread that ends the call takes the lock, too, so no waiter comes in between. Here that thread
+    must never block: it may be the loop's, and an interrupt may have left the lock held. So it publishes the state
     later, and there are two states:
 
     1. The thread that ends the call writes `actual_state`, without the lock.

@@ -930,6 +930,19 @@ def test_a_renewal_during_the_backoff_starts_the_next_process_at_once_and_is_not
     assert after.result(SOON) == "the same process"
 
 
+def test_a_renewal_that_is_aborted_while_the_next_process_starts_was_ended_on_purpose(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    renewed = ActorFuture(actor, None)
+    actor.renew(renewed)
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    backend.next_worker().take()
+    assert renewed.abort()
+    with pytest.raises(ea.ActorStartError, match="was ended on purpose after .* before its env was made"):
+        renewed.result(SOON)
+
+
 def test_a_renewal_behind_a_call_waits_for_the_backoff_with_it(actors):
     actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=60.0))
     backend.next_worker().serve_start().crash()
