@@ -13,7 +13,7 @@ running; an idle or starting process has none. A thread that waits for a result 
 of the loop (`loan`). When the process exits, `Actor.handle_exit` decides about the running job and about the next
 process.
 
-Begin to read with `job`, `job_queue`, and the table of phases in `actor`.
+Begin to read with the events at the top of `actor`, then `job`, `job_queue`, and the table of phases in `actor`.
 
 An actor is seen as:
 

@@ -581,9 +581,9 @@ class Actor(ActorBase):
                 self.on_frame(frame)
             report = process.reap(worker)
             self.starter.record_end(worker, is_certain=report.status.is_certain)
-            if process.was_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
-                # Not a crash of this actor, which the standby has not served yet: launch a process instead.
-                self._start_process(process.incarnation)
+            has_not_served = process.was_standby and not process.has_started
+            if has_not_served and is_crash(report.reason) and not self.is_closing:
+                self._start_process(process.incarnation)  # a launch; the crash of the standby is none of this actor
             else:
                 self.handle_exit(report)
 

@@ -202,7 +202,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
-        """Let queued calls run and the envs close, then end the process. If that ends earlier, calls that are left fail.
+        """Let queued calls run and the envs close, then end the process. If it ends earlier, they fail.
 
         Args:
             timeout: Seconds until the process is killed; None for the close deadline.

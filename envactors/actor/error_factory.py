@@ -157,7 +157,7 @@ class ErrorFactory:
         return _caused(errors.ActorStartError(text, **ending, **where), cause)
 
     def _describe_failed_start(self, process: ActorProcess, report: ExitReport, who: str, after: str) -> str:
-        """Return why a process has not started."""
+        """Return why a process has not started: a factory has raised, or it was late, or refused, or it has ended."""
         failure, refusal = process.failure, report.status.refusal
         if failure is not None:
             maker = "initializer" if self._config.is_executor else "factory"

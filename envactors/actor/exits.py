@@ -126,9 +126,10 @@ class RestartTracker:
     def nearest_limit(self) -> tuple[str, float]:
         """Return the limit that allows the fewest further restarts, and since when it counts exits."""
         since = max((counted.when for counted in self._exits), default=0.0) - self._policy.window
-        left = self._policy.max_restarts - len(self._granted(since))
-        is_lifetime = self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left
-        return ("max_lifetime_restarts", -math.inf) if is_lifetime else ("max_restarts", since)
+        left_in_window = self._policy.max_restarts - len(self._granted(since))
+        if self._policy.max_lifetime_restarts - len(self._granted(-math.inf)) <= left_in_window:
+            return "max_lifetime_restarts", -math.inf
+        return "max_restarts", since
 
     def _granted(self, since: float) -> list[float]:
         """Return when restarts were granted since a time (`time.monotonic`), oldest first."""

@@ -7,7 +7,6 @@ and warnings of slow code.
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
 import threading
@@ -29,7 +28,7 @@ from envactors.worker.context import ActorContext
 _LOOKS = 4
 
 
-class InlineRequest(abc.ABC):
+class InlineRequest:
     """A request that runs env code in the thread of its caller, and the context in which it does; see `RequestStack`.
 
     Args:
@@ -65,25 +64,25 @@ class InlineRequest(abc.ABC):
         """Return None once the request has ended: an interrupt may have left its context behind."""
         return self.get_context() if self._lock.is_held_here() else None
 
-    @abc.abstractmethod
     def get_context(self) -> ActorContext | None:
         """Return the context of the env whose code is running."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def describe(self) -> tuple[ActorBase, Activity] | None:
         """Return what is running, and the actor that runs it, for a warning; None if there is to be none."""
+        raise NotImplementedError
 
 
 class RequestStack:
     """The requests that run env code: those of one in-process actor, or of all that share a lock.
 
     There is more than one if env code makes requests of other envs. Each one runs in a ``with`` statement of the lock
-    and of `enter`. A loop looks at them a few times until they are slow. So requests need not record when they begin,
-    and a warning comes up to a quarter later than in a worker.
+    and of `enter`. The loop looks at the innermost one a few times until it is slow. So requests need not record when
+    they begin, and a warning comes up to a quarter later than in a worker.
 
     Args:
         lock: The lock.
-        get_loop: Returns the loop that runs the looks.
+        get_loop: Returns the loop that looks at them.
         slow: After how many seconds a request is slow; None to warn about none.
     """
 

@@ -46,8 +46,7 @@ class Timers:
                 callback()
 
         self.cancel(name)
-        timer = self._get_loop().call_at(when, functools.partial(self._run_as_change, fire))
-        self._timers[name] = timer
+        timer = self._timers[name] = self._get_loop().call_at(when, functools.partial(self._run_as_change, fire))
 
     def set_earliest(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:
         """Set a timer, unless one of this name runs earlier."""

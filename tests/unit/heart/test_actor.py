@@ -939,7 +939,7 @@ def test_a_renewal_that_is_aborted_while_the_next_process_starts_was_ended_on_pu
     worker.crash()
     backend.next_worker().take()
     assert renewed.abort()
-    with pytest.raises(ea.ActorStartError, match="was ended on purpose after .* before its env was made"):
+    with pytest.raises(ea.ActorStartError, match=r"was ended on purpose after .* before its env was made"):
         renewed.result(SOON)
 
 
