@@ -713,7 +713,7 @@ class Actor(ActorBase):
     def _fail_jobs_of_dead(self) -> None:
         """Fail the jobs of a dead actor, up to a renewal, which starts a process."""
         final = self.errors.restarts_exhausted(self.restart_tracker)
-        if self.jobs.fail_all(functools.partial(self.errors.actor_dead, final=final), may_renew=True):
+        if self.jobs.fail_all(functools.partial(self.errors.actor_dead, final=final)):
             self._start_next_process()
 
     def _close(self) -> None:

@@ -147,21 +147,22 @@ class ErrorFactory:
         who, where = self._locate(activity, process.incarnation, report.pid)
         if process.failed_at:
             where["elapsed"] = process.failed_at - process.launched_at
-        is_late = process.failure is None and report.reason is EndReason.TIMEOUT
+
         text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
-        cause, ending = report.status.refusal, _end_fields(report)
         if process.failure is not None:
-            cause, ending = process.cause, {"stderr_tail": report.stderr_tail}
-        elif is_late:
+            return _caused(errors.ActorStartError(text, stderr_tail=report.stderr_tail, **where), process.cause)
+        cause = report.status.refusal
+        if report.reason is EndReason.TIMEOUT:
             cause = _timeout_error(text, self._config.deadlines.start, report, where)
-        return _caused(errors.ActorStartError(text, **ending, **where), cause)
+        return _caused(errors.ActorStartError(text, **_end_fields(report), **where), cause)
 
     def _describe_failed_start(self, process: ActorProcess, report: ExitReport, who: str, after: str) -> str:
         """Return why a process has not started: a factory has raised, or it was late, or refused, or it has ended."""
         failure, refusal = process.failure, report.status.refusal
         if failure is not None:
             maker = "initializer" if self._config.is_executor else "factory"
-            maker = "snapshot function" if process.envs_made == self._config.env_count else maker
+            if process.envs_made == self._config.env_count:
+                maker = "snapshot function"
             traceback = f"\n{failure.traceback.rstrip()}" if process.cause is None else ""
             advice = self._config.backend.traits.import_advice if isinstance(process.cause, ImportError) else ""
             return f"the {maker} of {who} raised {failure.text}{after}{traceback}" + (f": {advice}" if advice else "")

@@ -233,19 +233,20 @@ class JobQueue:
         self._forget(job)
         return True
 
-    def fail_all(self, error_of: ErrorOf, *, may_renew: bool = False) -> bool:
+    def fail_all(self, error_of: ErrorOf) -> bool:
         """Fail the renewal, all jobs that wait, and those of the shared queue that no other actor can take.
+
+        Unless the actor is closing, stop at the next renewal by the user, which begins.
 
         Args:
             error_of: Makes the errors.
-            may_renew: Whether this stops at the next renewal, which then begins.
 
         Returns:
             Whether a renewal has begun.
         """
         self.fail_renewal(error_of)
         while self.waiting:
-            if may_renew and self.try_begin_renewal():
+            if not self._actor.is_closing and self.try_begin_renewal():
                 return True
             self._fail(self.waiting.popleft(), error_of)
         if self.shared_jobs is not None:
