@@ -141,17 +141,6 @@ class ChangeLock(RLock):
             with self:
                 self._repair()
 
-    def _schedule_repair(self, error: BaseException) -> bool:
-        """Leave the actors to the next change, since an error has ended this one; return whether they need a repair."""
-        is_bug = runs_library_code_only()
-        if not self._changing or (is_bug and self._bug is not None):
-            return False  # `end_with` has ended the change, or the repair after a bug has failed, too
-        self._frame = None
-        self._bug = error if is_bug else self._bug
-        # Other threads may wait for a result that only the repair provides.
-        self._changing[0].runtime.loop.call_soon(self.repair_if_interrupted)
-        return True
-
     def _repair(self) -> None:
         if self.is_within_change():
             names = ", ".join(repr(actor.name) for actor in self._changing)
@@ -191,6 +180,14 @@ class _Scope:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        lock = self._lock
-        if error is None or not lock._schedule_repair(error):
+        lock, is_bug = self._lock, error is not None and runs_library_code_only()
+        # The change is done, or refused by `end_with`, or it is the repair after a bug and has met a bug, too.
+        if error is None or not lock._changing or (is_bug and lock._bug is not None):
             lock._changing, lock._frame, lock._bug = (), None, None
+            return
+
+        lock._frame = None
+        lock._bug = error if is_bug else lock._bug
+        # Other threads may wait for a result that only the repair provides. Call this here, not deeper in the stack: a
+        # RecursionError may have ended the change.
+        lock._changing[0].runtime.loop.call_soon(lock.repair_if_interrupted)
