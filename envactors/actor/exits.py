@@ -1,8 +1,8 @@
 """Whether and when another process follows the exit of one, and the count of restarts.
 
 `RestartTracker.plan` decides that, after each exit of an actor that is not closing. With ``max_restarts=1`` and
-``backoff=0.5``, the first crash gives ``Plan(RESTART, 0.5)``, the second one ``Plan(DIE)``, and a renewal always
-``Plan(REPLACE)``.
+``backoff=0.5``, the first crash gives ``Plan(RESTART, 0.5)``, a second one soon after it ``Plan(DIE)``, and a renewal
+always ``Plan(REPLACE)``.
 
 For each reason why a process has ended, the table tells whether another one comes, and how the running call continues.
 `is_counted` and `ProcessExit.allows_retry` state its two columns. A call that had not begun runs in the next process,
