@@ -112,9 +112,14 @@ def has_importable_name(obj: Any) -> bool:
     by_value = cloudpickle.list_registry_pickle_by_value()
     if any(f"{module.__name__}.".startswith(f"{name}.") for name in by_value):
         return False
+    return is_global(obj)
+
+
+def is_global(obj: Any) -> bool:
+    """Return whether the module of a function or class has it under its name."""
     try:
-        return bool(operator.attrgetter(obj.__qualname__)(module) is obj)
-    except AttributeError:  # it is local to a function
+        return bool(operator.attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj)
+    except (AttributeError, KeyError):  # it is local to a function
         return False
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import cloudpickle
 
-from envactors.mailbox.pickling import CACHED_FUNCTION, IMMUTABLE, ValuePickler, dumps, has_importable_name
-from envactors.pools.namespaces import Key, global_names, globals_for_load, has_same_items, write_sent
+from envactors.mailbox.pickling import CACHED_FUNCTION, IMMUTABLE, ValuePickler, dumps, has_importable_name, is_global
+from envactors.pools.namespaces import Key, global_names, globals_for_load, has_same_items, write_class, write_sent
 
 # How many functions stay pickled.
 _MOST_FUNCTIONS = 256
@@ -39,6 +39,14 @@ class _Globals(dict[str, Any]):
 
 class FunctionPickler(ValuePickler):
     """Pickles functions of one module so that they share their globals; see `envactors.pools.namespaces`."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        # A class that is pickled by value has six parts: the last one sets its attributes.
+        if isinstance(obj, type) and reduced is not NotImplemented and len(reduced) == 6 and is_global(obj):
+            name = f"{obj.__module__}.{obj.__qualname__}"
+            return *reduced[:2], (reduced[2][0], name), None, None, write_class
+        return reduced
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> tuple[Any, ...]:
         values = func.__globals__

@@ -1,8 +1,9 @@
-"""The globals of functions that are pickled by value, in a worker: one namespace per module.
+"""The globals of functions that are pickled by value, in a worker: one namespace per module, and one per class.
 
 Functions of ``__main__`` travel by value, and cloudpickle gives each of them its own globals. Functions of an executor
 share those of their module, as in a process that has imported it. Whatever code in the worker assigns to a global name
 stays, and so does a value that the initializer changes: the values that come with later functions do not replace it.
+The same holds for the attributes of the module's classes.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
-from envactors.mailbox.pickling import CACHED_FUNCTION, ValuePickler, loads
+from envactors.mailbox.pickling import CACHED_FUNCTION, ValuePickler, loads, update_class
 from envactors.worker.context import current_actor
 
 _MISSING: Final = object()
-# The name of a module that workers can import, else an empty one, and an id of its globals.
+# The name of a module that workers can import, else an empty one, and an id of its globals; or a class's name and 0.
 Key: TypeAlias = tuple[str, int]
 # Values whose contents, if they have any, are not of one global alone.
 _NO_CONTENTS: Final = (type, types.ModuleType, types.FunctionType)
@@ -28,23 +29,27 @@ _GLOBAL_NAMES: Final = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOB
 
 
 class Namespace:
-    """The globals of one module.
+    """The globals of one module, or the attributes of one class.
 
     Args:
-        values: Those that every function of the module has, such as ``__name__``.
-        assigned: Those that the initializer has assigned in the module itself.
+        values: The globals, at first those that every function of the module has, such as ``__name__``; or the
+            attributes.
+        assigned: The names of those that the initializer has assigned in the module itself.
+        owner: The class.
 
     Attributes:
-        values: The globals.
+        values: The globals, or a view of the attributes that cannot be written.
         assigned: The names of those that stay, whatever comes with functions.
+        owner: The class, if they are its attributes.
     """
 
-    def __init__(self, values: dict[str, Any], assigned: dict[str, Any]) -> None:
-        self.values: dict[str, Any] = {**values, **assigned}
-        # The globals as they were last written, and what was written then.
-        self._known = dict(self.values)
+    def __init__(self, values: Any, assigned: Iterable[str] = (), owner: type | None = None) -> None:
+        self.values: dict[str, Any] = values
+        # The values as they were last written, and what was written then.
+        self._known: dict[str, Any] = dict(values)
         self._written: dict[str, Any] | None = None
         self.assigned: set[str] = set(assigned)
+        self.owner = owner
 
     def write(self, sent: dict[str, Any]) -> None:
         """Write the values that came with a function, except those that code in this worker has assigned."""
@@ -52,7 +57,11 @@ class Namespace:
             return
         known = self._known
         self.assigned.update(name for name, value in self.values.items() if known.get(name, _MISSING) is not value)
-        self.values.update((name, value) for name, value in sent.items() if name not in self.assigned)
+        new = {name: value for name, value in sent.items() if name not in self.assigned}
+        if self.owner is None:
+            self.values.update(new)
+        else:
+            update_class(self.owner, (new, {}))
         self._known, self._written = dict(self.values), sent
 
 
@@ -89,7 +98,8 @@ def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]
     modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
     before = [dict(values) for _, values in modules]
     spaces = _namespaces().all.values()
-    sent = [(space, name, _digest_of(value)) for space in spaces for name, value in space.values.items()]
+    # Lists, since to pickle an object sets an attribute of its class.
+    sent = [(space, name, _digest_of(value)) for space in spaces for name, value in list(space.values.items())]
     function(*arguments)
     for space, name, digest in sent:
         if digest is None or digest != _digest_of(space.values.get(name)):
@@ -102,7 +112,8 @@ def globals_for_load(key: Key, values: dict[str, Any]) -> dict[str, Any]:
     """Return the globals of a module, for a function that is being loaded. Pickles refer to this."""
     spaces = _namespaces()
     if key not in spaces.all:
-        spaces.all[key] = Namespace(values, spaces.assigned.get(key[0], {}))
+        assigned = spaces.assigned.get(key[0], {})
+        spaces.all[key] = Namespace({**values, **assigned}, assigned)
     return spaces.all[key].values
 
 
@@ -112,6 +123,14 @@ def write_sent(key: Key, sent: dict[str, Any]) -> dict[str, Any]:
     spaces.all[key].write(sent)
     spaces.sent.setdefault(key, {}).update(sent)
     return {}
+
+
+def write_class(loaded: type, state: tuple[dict[str, Any], str]) -> None:
+    """Write the attributes of a class of a module. A new class of the same name replaces the one before."""
+    spaces, (sent, name) = _namespaces().all, state
+    if (name, 0) not in spaces or spaces[name, 0].owner is not loaded:
+        spaces[name, 0] = Namespace(vars(loaded), owner=loaded)
+    spaces[name, 0].write(sent)
 
 
 def load_function(pickled: bytes) -> tuple[types.FunctionType, dict[Key, dict[str, Any]]]:

@@ -946,6 +946,106 @@ def test_a_value_that_is_assigned_back_stays(run_in_main):
     )
 
 
+def test_classes_of_the_main_script_keep_what_the_initializer_has_assigned_and_changed(run_in_main):
+    run_in_main(
+        """
+    import abc
+
+    class Judge(abc.ABC):
+        model, limit, models, notes = None, 1, {}, []
+        table = property(lambda self: self.models)
+
+        @classmethod
+        def load(cls, value):
+            cls.model = cls.only_here = cls.models["judge"] = value
+
+    class Strict(Judge):
+        limit = 2
+
+    Judge.default = Judge()  # pickling it sets an attribute of its class
+
+    def judge():
+        return Judge.model, Strict.only_here, Strict().table, Judge.limit, Strict.limit, Judge.notes
+
+    for backend in ("process", "thread", "inline"):
+        with ea.Executor(1, initializer=Judge.load, initargs=("loaded",), backend=backend) as pool:
+            for number in (1, 2, 3):
+                Judge.limit, Strict.limit = number, number + 1
+                Judge.notes.append(number)
+                expected = ("loaded", "loaded", {"judge": "loaded"}, number, number + 1, Judge.notes)
+                assert pool.submit(judge).result() == expected
+                assert pool.submit(scale, 1).result() == 4
+                if backend == "process":
+                    assert (Judge.model, Judge.models) == (None, {})
+        """
+    )
+
+
+def test_classes_of_the_main_script_keep_what_calls_assign(run_in_main):
+    run_in_main(
+        """
+    import gc
+
+    class Model:
+        weights = None
+        total = 0.5
+
+        @classmethod
+        def load(cls):
+            gc.collect()
+            if cls.weights is None:
+                cls.weights = 0
+            cls.weights += 1
+            cls.total += 1
+            cls.total += 1
+            return cls.weights, cls.total
+
+    class Outer:
+        class Model:
+            weights = None
+
+    def set_inner(value):
+        Outer.Model.weights = value
+
+    with ea.Executor(1) as pool:
+        pool.submit(set_inner, 7).result()
+        assert [pool.submit(Model.load).result() for _ in range(3)] == [(1, 2.5), (2, 4.5), (3, 6.5)]
+        assert pool.submit(lambda: Outer.Model.weights).result() == 7
+        assert pool.submit(lambda: Model.weights).result() == 3
+        assert pool.submit(is_point, Point(1)).result()
+        """
+    )
+
+
+def test_a_redefined_class_of_the_main_script_has_its_new_form(run_in_main):
+    run_in_main(
+        """
+    class Model:
+        weights = None
+
+    def load(value):
+        Model.weights = value
+
+    def read():
+        return Model.weights
+
+    with ea.Executor(1, initializer=load, initargs=(1,)) as pool:
+        assert pool.submit(read).result() == 1
+        before = Model()
+
+        class Model:
+            weights = 2
+            bias = 3
+
+        assert pool.submit(read).result() == 2
+        assert pool.submit(lambda: Model.bias).result() == 3
+        pool.submit(load, 4).result()
+        assert pool.submit(isinstance, before, Model).result() is False
+        assert pool.submit(read).result() == 4
+        """
+    )
+
+
 def test_functions_of_the_main_script_have_their_attributes_and_defaults(run_in_main):
     run_in_main(
         """
