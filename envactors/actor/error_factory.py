@@ -5,9 +5,10 @@ Methods that use values of users, or their `str` or `repr`, say that they must n
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from envactors import errors
 from envactors.actor.activity import Activity
@@ -23,6 +24,8 @@ from envactors.mailbox.pickling import loads, safe_repr, safe_traceback, try_to_
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _FAILED = Kind.FAILED
+# What to do about a module that workers cannot import.
+_BY_VALUE: Final = "try cloudpickle.register_pickle_by_value(module)"
 
 
 class ErrorFactory:
@@ -92,7 +95,7 @@ class ErrorFactory:
         }
         problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")
         if failure.fault == Fault.ARGUMENTS and isinstance(cause, ImportError):
-            problem += ", which cannot import a module: try cloudpickle.register_pickle_by_value(module)"
+            problem += f", which cannot import a module: {_BY_VALUE}"
         who, where = self._locate(activity, incarnation, pid)
         text = f"{problem}, {who}{_elapsed(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(errors.SerializationError(text, **where), cause)
@@ -164,7 +167,10 @@ class ErrorFactory:
             if process.envs_made == self._config.env_count:
                 maker = "snapshot function"
             traceback = f"\n{failure.traceback.rstrip()}" if process.cause is None else ""
-            advice = self._config.backend.traits.import_advice if isinstance(process.cause, ImportError) else ""
+            advice = ""
+            if isinstance(process.cause, ImportError):
+                is_only_here = process.cause.name in list(sys.modules)  # a name may be unhashable
+                advice = self._config.backend.traits.import_advice or (_BY_VALUE if is_only_here else "")
             return f"the {maker} of {who} raised {failure.text}{after}{traceback}" + (f": {advice}" if advice else "")
         if report.reason is EndReason.TIMEOUT:
             why = f" and was ended{after}" if refusal is None else f": {refusal}"

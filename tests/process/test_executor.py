@@ -540,6 +540,16 @@ def test_functions_of_a_module_that_only_the_caller_has_say_what_to_do(pool, mon
         cloudpickle.unregister_pickle_by_value(module)
 
 
+def test_an_initializer_of_a_module_that_only_the_caller_has_says_what_to_do(monkeypatch):
+    module = types.ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    for initializer, advice in ((lambda: module, True), (lambda: __import__("missing_everywhere"), False)):
+        with executor(1, initializer=initializer) as pool:
+            with pytest.raises(ea.ActorStartError, match="ModuleNotFoundError") as caught:
+                pool.submit(functions.identity, 1).result(SOON)
+            assert ("register_pickle_by_value" in str(caught.value)) == advice
+
+
 def test_a_worker_killed_from_outside_fails_its_call_and_is_replaced(pool, tmp_path):
     future = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
     wait_for_path(tmp_path / "started")
