@@ -325,7 +325,7 @@ class Actor(ActorBase):
 
         with self.lock:
             job = self.jobs.running
-            is_running = self.phase is LIVE and job is not None and job.future is future
+            is_running = self.phase is LIVE and job is not None and job.resolves(future)
             loan = self.loans.lend(self.process.worker if is_running else None)
         if loan is None:
             return

@@ -67,6 +67,10 @@ class Job:
     dies_with_process: bool = False
     runs_first: bool = False
 
+    def resolves(self, future: ActorFuture) -> bool:
+        """Return whether a future waits for nothing but the reply to it, which the waiting thread may read then."""
+        return self.future is future
+
     def can_join(self, running: Job) -> bool:
         """Return whether it may start before the running job has ended."""
         return False

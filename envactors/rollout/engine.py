@@ -203,8 +203,10 @@ class RolloutInFlight:
         self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
             ActorFuture(parts[0].actor, None): parts for parts in shares
         }
-        for future in self.parts_by_future:
+        for future, parts in self.parts_by_future.items():
             future.set_running()  # nobody can take it out of a queue
+            if len(parts) == 1:
+                parts[0].sole_waiter = future
 
     def deliver(self) -> None:
         """Resolve the futures whose parts have all ended."""

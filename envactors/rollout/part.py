@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
-from envactors.actor.future import Outcome
+from envactors.actor.future import ActorFuture, Outcome
 from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.timers import deadline_by_code
 from envactors.crashes.inputs import Inputs
@@ -68,6 +68,7 @@ class RolloutPart(Job):
         deliver: Called once the part has ended: `RolloutInFlight.deliver`.
 
     Attributes:
+        sole_waiter: The future that waits for no other part; None if there is none.
         progress: How far each env has got, and its errors.
         policy_error: The exception that ends the part and is none of an env or of the actor: raised by the policy, or
             because of its output. None without one.
@@ -83,6 +84,7 @@ class RolloutPart(Job):
         self._group = group
         self.actor = group.actor
         self._deliver = deliver
+        self.sole_waiter: ActorFuture | None = None
         # How far the part has got:
         # - "new": it waits for earlier jobs of the actor, which may still change the rows of the envs.
         # - "begun": the trajectory has the last observations of the rows. The part runs, or waits for the next process.
@@ -126,6 +128,10 @@ class RolloutPart(Job):
         return Activity("rollout", first, self.call_id, self.started_at)
 
     # The job ---------------------------------------------------------------------------------------------
+
+    def resolves(self, future: ActorFuture) -> bool:
+        """Return whether a future waits for nothing but this part."""
+        return future is self.sole_waiter
 
     def enqueue(self) -> None:
         """Queue the part behind the other jobs of its actor."""

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import signal
+import threading
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ from interleaving import StoppingThread
 from interrupting import interrupt
 
 import envactors as ea
+from envactors.backends.local import LocalWorker
 from envactors.mailbox import packing
 from envactors.mailbox.control_page import FINISHED, METHOD_POLICY, METHOD_STEP
 from envactors.mailbox.messages import Frame, Kind
@@ -279,6 +281,25 @@ def test_each_actor_has_its_own_future(stages):
     assert not first.done()
     stage.run()
     assert first.result(SOON).valid.all()
+
+
+def test_a_thread_that_waits_for_the_part_of_one_actor_reads_its_reply(stages, monkeypatch):
+    waiting, wait = [], LocalWorker.wait_for_reply
+
+    def wait_for_reply(worker, until, *, spins):
+        waiting.append(threading.current_thread())
+        return wait(worker, until, spins=spins)
+
+    stage = make(stages)
+    monkeypatch.setattr(LocalWorker, "wait_for_reply", wait_for_reply)
+    future = stage.envs.rollout_each(2)[1]
+    thread = threading.Thread(target=future.result, args=[SOON])
+    thread.start()
+    wait_until(lambda: waiting)
+    stage.run()
+    thread.join()
+    assert set(waiting) == {thread}
+    assert future.result().valid.all()
 
 
 def test_a_call_during_a_rollout_runs_after_it(stages):
