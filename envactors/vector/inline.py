@@ -461,20 +461,23 @@ class InlineEngine(Engine):
 
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
         del timeout, deadline
-        pending, errors = self._pending_infos, self._pending_errors
-        failures = {index: errors[index] for index in envs.ids if index in errors} if errors else {}
-        ids = [index for index in envs.ids if index not in failures] if failures else envs.ids
-        try:
-            infos = [pending[index] for index in ids]
-        except KeyError:
-            text = f"{caller} has nothing to wait for, or the results were taken meanwhile"
-            raise NothingPendingError(text) from None
-        try:
+        with self._lock:  # so that no other thread takes the same results, or steps the envs while they are copied
+            pending, errors = self._pending_infos, self._pending_errors
+            failures = {index: errors[index] for index in envs.ids if index in errors} if errors else {}
+            ids = [index for index in envs.ids if index not in failures] if failures else envs.ids
+            try:
+                infos = [pending[index] for index in ids]
+            except KeyError:
+                text = f"{caller} has nothing to wait for, or the results were taken meanwhile"
+                raise NothingPendingError(text) from None
+            # The results are dropped once they are copied: an interrupt leaves them to the next attempt.
             if not failures and not self.batcher.infers_spec:
-                return self._last.read_batch(envs, infos)
-            return self._batch(envs, list(map(self._last.read, ids, infos)), failures, caller)
-        finally:
-            self._drop(envs)  # not earlier: another thread may step the envs then
+                batch = self._last.read_batch(envs, infos)
+                self._drop(envs)
+                return batch
+            steps = list(map(self._last.read, ids, infos))
+            self._drop(envs)
+            return self._batch(envs, steps, failures, caller)
 
     def _drop(self, envs: Selection) -> None:
         """Forget the results and errors of envs."""

@@ -656,3 +656,32 @@ def test_recv_that_began_before_another_thread_submits_takes_no_result_of_a_futu
         assert (submitting.error, submitting.result) == (None, [3] * 4)
         assert isinstance(receiving.error, ea.NothingPendingError)
     assert lines.count > 1
+
+
+@pytest.mark.parametrize("other", ["recv", "recv and send"])
+def test_results_that_one_thread_receives_are_received_by_no_other_one(envs, other):
+    """One thread stops at each line of `recv`; another one receives meanwhile, and perhaps steps the envs."""
+
+    def receive():
+        with contextlib.suppress(ea.NothingPendingError):
+            received.append(envs.recv().obs[0, 2])
+            if other == "recv and send":
+                envs.send([2] * 4)
+
+    received: list[float] = []
+    lines = Lines()
+    for count in lines:
+        received.clear()
+        envs.send([1] * 4)
+        first = StoppingThread(lambda: received.append(envs.recv().obs[0, 2]), count, ("vector/inline.py",)).start()
+        lines.has_stopped = first.stops()
+        second = StoppingThread(receive).start()
+        second.wait_asleep()
+        first.go_on()
+        assert first.ends_within(SOON)
+        assert second.ends_within(SOON)
+        with contextlib.suppress(ea.NothingPendingError):
+            received.append(envs.recv().obs[0, 2])
+        assert received in ([1], [1, 2])
+        envs.reset(seed=0)
+    assert lines.count > 10

@@ -213,6 +213,17 @@ def test_an_interrupt_in_a_step_of_no_envs_ends_no_episode():
                 break
 
 
+def test_an_interrupt_while_results_are_copied_leaves_them_to_the_next_attempt():
+    with make(Env, Env) as envs:
+        envs.reset(seed=0)
+        for number in itertools.count():
+            envs.send([1, 1])
+            if interrupt(envs.recv, number, only={"read_batch", "_read"}) is None:
+                break
+            assert envs.recv().env_ids.tolist() == [0, 1]
+        assert number > 5
+
+
 @pytest.mark.parametrize("interrupted", [0, 1])
 def test_the_envs_of_an_interrupted_step_are_busy_before_anything_settles_it(interrupted):
     with make(Faulty, Faulty, on_failure="raise") as envs:
