@@ -323,8 +323,10 @@ class Episodes:
 
     def restore(self, index: int, snapshot: EnvSnapshot) -> None:
         """Continue from a snapshot; if it has no seed, the seeds of further episodes stay those of the env."""
-        root_seed, number = snapshot.root_seed, snapshot.episode
+        root_seed = snapshot.root_seed
         if root_seed is not None:
+            # Without seeded episodes nobody has counted them; an env with a result has begun the first one.
+            number = snapshot.episode or int(snapshot.last is not None)
             self.root_seeds[index], self.episode_numbers[index] = root_seed, number
             if self.flags[index] & SEEDED:
                 self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed

@@ -132,6 +132,14 @@ def test_a_snapshot_without_a_seed_leaves_the_seeds_of_the_env():
         episodes.record(0, ends=False, is_reset=True)
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_snapshot_of_unseeded_episodes_does_not_repeat_the_seed_of_its_episode(has_begun):
+    episodes = Episodes(1, VectorSettings(seed_episodes=True))
+    last = EnvStep(0, None, 0.0, terminated=False, truncated=False, info={}, incarnation=0) if has_begun else None
+    episodes.restore(0, EnvSnapshot(0, b"", 0, 7, 0, resets_next=False, is_start=True, last=last))
+    assert episodes.seed_of_reset(0, 0) == (episode_seed(7, 1) if has_begun else 7)
+
+
 class StepLimit:
     """Recycles a process after some steps."""
 
