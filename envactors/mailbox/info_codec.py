@@ -135,9 +135,8 @@ class Infos:
 
     def failure(self, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env, given what was sent as overflow of its result. Runs no code of users."""
-        assert overflow is not None, "a failure always overflows"
-        failure, error = try_to_read(lambda: Failure(*load_plain(overflow)))
-        # Env code may have overwritten it.
+        # Env code may have overwritten it, or written `FAILED` over the encoding of a result without any overflow.
+        failure, error = try_to_read(lambda: Failure(*load_plain(overflow or b"")))
         return failure or Failure(Fault.RESULT, None, f"its description cannot be read: {type(error).__name__}", "")
 
 

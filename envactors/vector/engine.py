@@ -373,7 +373,7 @@ class RowEngine(Engine):
         """
         table, reader = self.table, self.reader
         contents = None
-        if not table.rows.infos.all_plain():
+        if reader.has_objects or not table.rows.infos.all_plain():
             contents, error = try_to_read(lambda: reader.read_contents(envs.ids), lambda: version == table.version)
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is

@@ -315,8 +315,10 @@ class Episodes:
 
         A step that continues the episode does. So does an autoreset, although it needs nothing of the episode before
         it: users want to see each crash. It does not if failures are raised, since that would cost the step its result,
-        nor if the process was to be replaced anyway.
+        nor if the process was to be replaced anyway. An env without an episode has lost none.
         """
+        if self.state(index) == NO_EPISODE:
+            return False
         if not self.awaits_autoreset[index]:
             return True
         return self.on_failure != "raise" and not self.flags[index] & RETIRING

@@ -37,10 +37,12 @@ class RowReader:
 
     Attributes:
         copies: As above.
+        has_objects: Whether observations or rewards have leaves without a place in rows.
     """
 
     def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
         self.copies: bool = copies
+        self.has_objects: bool = table.last_rows.has_objects
         self._table = table
         self._rows = table.rows
         self._slab = table.slab
@@ -64,9 +66,13 @@ class RowReader:
 
         Raises:
             BaseException: Whatever unpickling raises.
+            ValueError: A row lacks its objects, since env code has overwritten the encoding.
         """
         rows = self._rows
-        return [rows.infos.decode(index, rows.overflow.get(index)) for index in ids]
+        contents = [rows.infos.decode(index, rows.overflow.get(index)) for index in ids]
+        if self.has_objects and not all(objects for _, objects in contents):
+            raise ValueError("a row has no objects")
+        return contents
 
     def read_batch(self, envs: Selection, contents: Sequence[Decoded] | None) -> Batch:
         """Copy the results in the complete rows of envs.

@@ -28,9 +28,12 @@ from fakes import (
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
 from envactors.mailbox.control_page import METHOD, METHOD_RESET
+from envactors.mailbox.info_codec import FAILED as FAILED_INFO
+from envactors.mailbox.info_codec import INLINE_INFO, PLAIN
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import loads
 from envactors.vector.episodes import EPISODE_LOST, NEEDS_RESET, NEW_PROCESS, NO_EPISODE, RETIRING
+from envactors.vector.rows import Rows
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
 # The worker ends at each line with this distance.
@@ -467,6 +470,51 @@ def test_a_crash_after_an_unreadable_observation_raises_once(stages):
         stage.finish()
     assert isinstance(caught.value.failures[0], ea.SerializationError)
     assert stage.step([3])[0] == ["first"]
+
+
+@pytest.mark.parametrize("encodings", [[PLAIN, INLINE_INFO], [PLAIN, PLAIN]])
+def test_objects_whose_encoding_env_code_overwrites_are_missing_from_one_result(stages, encodings):
+    stage = stages(2, env=ObjectEnv)
+    stage.start([1, 2])
+    for index, encoding in enumerate(encodings):
+        stage.worker(index).run_row(index)
+        stage.table.rows.infos.encodings[index] = encoding
+        stage.worker(index).end_rows()
+    assert stage.finish().obs == [None, "2" if INLINE_INFO in encodings else None]
+    assert stage.step([3, 4])[0] == ["3", "4"]
+
+
+def test_a_failure_that_env_code_claims_while_its_row_is_accepted_is_one(stages, monkeypatch):
+    stage = stages(1)
+    stage.start([1])
+    stage.worker().play()
+    is_complete = Rows.is_complete
+
+    def claim_failure(rows, index):
+        found = is_complete(rows, index)
+        rows.infos.encodings[index] = FAILED_INFO
+        return found
+
+    monkeypatch.setattr(Rows, "is_complete", claim_failure)
+    group = stage.engine.groups[0]
+    with stage.table.lock, stage.table.lock.change(group.actor):
+        group.collect_completed()
+    monkeypatch.undo()
+    with pytest.raises(ea.VectorStepError, match="cannot be read"):
+        stage.finish()
+
+
+def test_a_step_before_any_reset_which_a_crash_has_not_begun_runs_again(stages):
+    stage = stages(2, seed=None, envs_per_actor=2)
+    stage.access.disable_reset_checks()
+    stage.start([1, 2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.finish()
+    assert list(caught.value.failures) == [0]
+    assert caught.value.batch.rewards.tolist() == [2.0]
 
 
 def test_neighbors_of_an_env_that_raised_lose_their_episodes_in_the_next_step(stages):
