@@ -97,9 +97,9 @@ class Slab:
 
     Attributes:
         size: The size of all arrays, in bytes.
-        posted: int64, shape (n,): the call id of the last step or reset that the env was posted.
-        completed: int64, shape (n,): the call id of the last one whose result is written.
-        when: float64, shape (n,): when that was completed (`time.monotonic`); written only with the bit `STREAMED`.
+        posted_ids: int64, shape (n,): the call id of the last step or reset that the env was posted.
+        written_ids: int64, shape (n,): the call id of the last one whose result is written.
+        when: float64, shape (n,): when that was written (`time.monotonic`); written only with the bit `STREAMED`.
         ops: uint8, shape (n,): the posted operation, in the bits above.
         seeds: uint64, shape (n,): the seed of a reset.
         info_encoding: uint8, shape (n,): how a result's info and object leaves are encoded, and where they are; 0 for
@@ -120,8 +120,8 @@ class Slab:
         self.layout = layout
         n = layout.envs
         place = Places(memory)
-        self.posted: npt.NDArray[np.int64] = place((n,), np.int64)
-        self.completed: npt.NDArray[np.int64] = place((n,), np.int64)
+        self.posted_ids: npt.NDArray[np.int64] = place((n,), np.int64)
+        self.written_ids: npt.NDArray[np.int64] = place((n,), np.int64)
         self.when: npt.NDArray[np.float64] = place((n,), np.float64)
         self.ops: npt.NDArray[np.uint8] = place((n,), np.uint8)
         self.seeds: npt.NDArray[np.uint64] = place((n,), np.uint64)

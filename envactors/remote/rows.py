@@ -62,8 +62,8 @@ class MirroredRows:
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab
-        self._posted = slab.posted.data
-        self._completed = slab.completed.data
+        self._posted_ids = slab.posted_ids.data
+        self._written_ids = slab.written_ids.data
         self._ops = slab.ops.data
         self._encodings = slab.info_encoding.data
         self._sizes = slab.inline_info_sizes.data
@@ -85,14 +85,14 @@ class MirroredRows:
     def _make_run(self, rows: slice) -> Run:
         slab = self.slab
         # Numbers come last: from then on a worker may run the row.
-        request: list[npt.NDArray[Any]] = [slab.ops, slab.seeds, *slab.actions, slab.posted]
+        request: list[npt.NDArray[Any]] = [slab.ops, slab.seeds, *slab.actions, slab.posted_ids]
         columns = (slab.checksums, slab.terminated, slab.truncated, slab.rewards, *slab.observations)
         stacked = [array for array in columns if array is not None]
         return Run(
             [_bytes_of(array[rows]) for array in request],
             [_bytes_of(array[rows]) for array in (slab.info_encoding, slab.inline_info_sizes)],
             ([_bytes_of(array[0, rows]) for array in stacked], [_bytes_of(array[1, rows]) for array in stacked]),
-            _bytes_of(slab.completed[rows]),
+            _bytes_of(slab.written_ids[rows]),
             slab.when[rows],
         )
 
@@ -132,13 +132,13 @@ class MirroredRows:
 
     def complete(self, rows: Sequence[int]) -> list[int]:
         """Return the envs among these whose results are complete."""
-        posted = self._posted
-        completed = self._completed
-        return [row for row in rows if completed[row] == posted[row]]
+        posted_ids = self._posted_ids
+        written_ids = self._written_ids
+        return [row for row in rows if written_ids[row] == posted_ids[row]]
 
     def take_back(self, rows: Sequence[int]) -> None:
         """Withdraw the requests of these envs, whose worker has ended."""
-        self.slab.completed[rows] = self.slab.posted[rows]
+        self.slab.written_ids[rows] = self.slab.posted_ids[rows]
 
     def split_results(self, rows: list[int]) -> list[list[int]]:
         """Divide envs into groups whose results fit into one record; at least one group, which may be empty."""

@@ -301,7 +301,7 @@ class RowEngine(Engine):
         table, rows = self.table, self.table.rows
         if self.batcher.infers_spec or rows.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids, status = rows.infos.encodings, rows.completed, rows.call_ids, table.status
+        encodings, completed, call_ids, status = rows.infos.encodings, rows.written_ids, rows.posted_ids, table.status
         if envs.is_all and table.are_all(POSTED):
             return completed == call_ids and (rows.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
         return all(
@@ -316,7 +316,7 @@ class RowEngine(Engine):
         result, and no other result will come.
         """
         table, rows = self.table, self.table.rows
-        if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.completed != rows.call_ids:
+        if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.written_ids != rows.posted_ids:
             return rows.count_unwritten()
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
@@ -406,7 +406,7 @@ class RowEngine(Engine):
         self._collect(envs)
 
         def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
-            return [(table.status[index], table.rows.call_ids[index], table.outcomes.get(index)) for index in ids]
+            return [(table.status[index], table.rows.posted_ids[index], table.outcomes.get(index)) for index in ids]
 
         found = find_outcomes()
         if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
@@ -449,7 +449,7 @@ class RowEngine(Engine):
 
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
-        reader, actor, call_ids = self.reader, self.group_by_env[index].actor, self.table.rows.call_ids
+        reader, actor, call_ids = self.reader, self.group_by_env[index].actor, self.table.rows.posted_ids
         read, call_id = lambda: reader.read(reader.copy_row(index)), call_ids[index]
         return reader.lazy_outcome(actor, index, read, lambda: call_ids[index] == call_id).read()
 

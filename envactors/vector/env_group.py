@@ -212,7 +212,7 @@ class EnvGroup(Tenant):
         """
         table = self.table
         for index in self.indices:
-            is_finished = table.status[index] == POSTED and finished >= table.rows.call_ids[index]
+            is_finished = table.status[index] == POSTED and finished >= table.rows.posted_ids[index]
             if is_finished and index not in table.rows.overdue and not table.rows.is_complete(index):
                 return "its rows are not complete, and it says that it has finished them"
         return ""

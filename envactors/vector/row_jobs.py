@@ -199,7 +199,7 @@ class RowsJob(Job):
         """Have the worker ring at the end of its rows, since another job waits for that."""
         if (worker := self.actor.process.worker) is not None:
             worker.watch_rings(self.on_ring)
-            worker.page.ring_at_end(max(self._table.rows.call_ids[index] for index in self._indices))
+            worker.page.ring_at_end(max(self._table.rows.posted_ids[index] for index in self._indices))
             self.actor.runtime.loop.call_soon(self.on_ring)  # the rows may have ended without a ring
 
     def on_ring(self) -> None:
@@ -236,7 +236,7 @@ class RowsJob(Job):
         call_id = progress.call_id
         # Env code may have overwritten the position. The worker may also have completed that step, but too late: then
         # it is among the unfinished ones, and does not run.
-        if index in ids and table.rows.call_ids[index] == call_id and table.rows.completed[index] != call_id:
+        if index in ids and table.rows.posted_ids[index] == call_id and table.rows.written_ids[index] != call_id:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started_at=progress.since, method=method)
@@ -244,7 +244,7 @@ class RowsJob(Job):
 
     def blame(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
-        self._blamed = index, self._table.rows.call_ids[index]
+        self._blamed = index, self._table.rows.posted_ids[index]
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""

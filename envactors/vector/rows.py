@@ -1,9 +1,16 @@
 """The rows of a vector, as the parent knows them: the last post of each one, and the result that has come back.
 
-A row is *written* once the worker has put back the call id of the request. It is *complete* once the parts of the
-result that do not fit into it have come, too. A row that has missed its deadline is not complete while its process
-lives. The end of a process and the begin of a rollout mark all rows as completed, so whether a row is complete says
-something about `POSTED` envs only.
+The row of an env is its part of the shared memory. To *post* a request, the parent writes it into the row, and a new
+call id last. The worker that has run the request writes the result, and the same call id last. For example, env 3 is
+posted a step with call id 17, whose info is too large for the row:
+
+    ``posted_ids[3]``  ``written_ids[3]``  ``overflow``
+    17                 16                  {}            the worker runs the step, or has not begun it
+    17                 17                  {}            the row is *written*, but the info has not come
+    17                 17                  {3: ...}      the row is *complete*: the whole result is there
+
+A row that has missed its deadline is not complete, whatever the worker writes, until its process has ended. All this
+says something about `POSTED` envs only, since the end of a process and the begin of a rollout mark all rows as written.
 
 Nothing here knows why a row was posted, or whether the user has got the result: `envactors.vector.table` has the
 requests, and the status of each env. The memory itself is `envactors.mailbox.slab`.
@@ -37,15 +44,16 @@ class Rows:
         ops: The operation, in the bits of `envactors.mailbox.slab`; `NOT_POSTED` if the last request was not posted:
             it waits, or was canceled.
         seeds: The seed of an operation with `SEED` or `PAYLOAD`; None if it has none.
-        call_ids: The call id of the post, or of a later rollout. Workers cannot overwrite it.
+        posted_ids: The call id of the post, or of a later rollout. ``slab.posted_ids`` has the same numbers for the
+            workers, which cannot overwrite this copy.
         posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
         streamed: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. All queued requests do,
             so this is set before their post.
 
         The results that have come back:
 
-        completed: The call id of the last result in each row. Workers write it, and the parent while they run no row:
-            this is the memory of ``slab.completed``.
+        written_ids: The call id of the last result in each row: the memory of ``slab.written_ids``. Workers write it,
+            and the parent while they run no row.
         overflow: The parts of results that did not fit into rows, by env.
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
 
@@ -62,11 +70,11 @@ class Rows:
         self.seeds: list[int | None] = [None] * count
         self.streamed: bytearray = bytearray(count)
         self.posted_incarnation_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self._call_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
+        self._posted_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
         self.posted_incarnations: memoryview[int] = self.posted_incarnation_array.data
-        self.call_ids: memoryview[int] = self._call_id_array.data
+        self.posted_ids: memoryview[int] = self._posted_id_array.data
         self.incarnations: memoryview[int] = self._incarnation_array.data
-        self.completed: memoryview[int] = slab.completed.data
+        self.written_ids: memoryview[int] = slab.written_ids.data
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self._slab_ops: memoryview[int] = slab.ops.data
@@ -77,12 +85,14 @@ class Rows:
 
     def is_complete(self, index: int) -> bool:
         """Return whether the whole result of a posted env has come, and before the deadline."""
-        is_in_time = self.completed[index] == self.call_ids[index] and index not in self.overdue
-        return is_in_time and (self.infos.encodings[index] < OVERFLOW or index in self.overflow)
+        if self.written_ids[index] != self.posted_ids[index] or index in self.overdue:
+            return False
+        # Only now, since the worker writes the encoding before the call id.
+        return self.infos.encodings[index] < OVERFLOW or index in self.overflow
 
     def count_unwritten(self) -> int:
         """Return how many rows are not written, while all envs are posted."""
-        return int(np.count_nonzero(self.slab.completed != self._call_id_array))
+        return int(np.count_nonzero(self.slab.written_ids != self._posted_id_array))
 
     def lacks_autoreset(self, index: int) -> bool:
         """Return whether the step in a complete row ended its episode, and left the autoreset to the next process."""
@@ -112,14 +122,14 @@ class Rows:
             self.ops[:] = self._slab_ops[:] = ops
             self.posted_incarnations[:] = self.incarnations
             self.streamed[:] = self._all_stream[streams]
-            self._call_id_array.fill(call_id)
-            self.slab.posted.fill(call_id)
+            self._posted_id_array.fill(call_id)
+            self.slab.posted_ids.fill(call_id)
             return
         for index in envs.ids:
             self.ops[index] = self._slab_ops[index] = ops[index]
             self.posted_incarnations[index] = self.incarnations[index]
             self.streamed[index] = streams
-            self.call_ids[index] = self.slab.posted[index] = call_id
+            self.posted_ids[index] = self.slab.posted_ids[index] = call_id
 
     def begin_process(self, envs: range, incarnation: int) -> None:
         """Record the new process of an actor."""
@@ -129,10 +139,10 @@ class Rows:
         """Leave no rows for the next process of an actor: it would run all that are posted and not completed."""
         mine = slice_of(envs)
         self.overdue.difference_update(envs)
-        self.slab.completed[mine] = self.slab.posted[mine] = self._call_id_array[mine]
+        self.slab.written_ids[mine] = self.slab.posted_ids[mine] = self._posted_id_array[mine]
 
     def begin_rollout(self, envs: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
         mine = slice_of(envs)
         self.posted_incarnation_array[mine] = self._incarnation_array[mine]
-        self._call_id_array[mine] = self.slab.completed[mine] = self.slab.posted[mine] = call_id
+        self._posted_id_array[mine] = self.slab.written_ids[mine] = self.slab.posted_ids[mine] = call_id

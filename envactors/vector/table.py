@@ -90,7 +90,7 @@ class EnvTable:
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
     - A `QUEUED` env is in a `QueuedRows` job in the queue of its actor.
-    - The row of a `POSTED` env was posted to the current process of its actor, with the call id in ``rows.call_ids``.
+    - The row of a `POSTED` env was posted to the current process of its actor, with the call id in ``rows.posted_ids``.
     - An `IDLE` env has no entry in ``requests``. Only a `DONE` or `FAILED` env has one in ``outcomes``.
     - The future of a request that was removed from ``requests`` is done.
 
@@ -182,7 +182,7 @@ class EnvTable:
     def activity(self, index: int, *, started_at: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env as an `Activity`, for deadlines and errors."""
         method = method or ("reset" if self.rows.ops[index] & RESET else self.request(index).method)
-        call_id = self.rows.call_ids[index] if self.was_posted(index) else 0
+        call_id = self.rows.posted_ids[index] if self.was_posted(index) else 0
         return Activity(method, index, call_id, started_at, self._deadlines.of(method))
 
     def posted_request(self, index: int) -> PostedRequest:

@@ -180,7 +180,7 @@ class ResultWaiters:
 
     def _count_written(self) -> int:
         """Return how many rows are written."""
-        return int(np.count_nonzero(self._slab.posted == self._slab.completed))
+        return int(np.count_nonzero(self._slab.posted_ids == self._slab.written_ids))
 
     def _check_no_deadlock(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than the other actors have missing."""

@@ -91,7 +91,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                     row.rewards[cell] = reward
                     row.plain_buffers[op & BUFFER][...] = obs
                     row.encodings[index] = PLAIN
-                    row.completed[index] = call_id
+                    row.written_ids[index] = call_id
                     has_failed = False
         except BaseException as error:
             failed_with = error
@@ -121,7 +121,7 @@ class EnvRow:
         payload: The call id that the last payload belongs to, and its content, pickled.
         action: Returns the action of a step; the env may modify it.
         resets_within_step: As above.
-        completed, encodings: Columns of the slab.
+        written_ids, encodings: Columns of the slab.
         terminated, truncated, rewards: Its columns with two buffers, the second after the first.
         cells: Where each buffer of these has the env.
         plain_buffers: The two buffers of the observation, if it is one array and the reward is in the row; else None.
@@ -161,7 +161,7 @@ class EnvRow:
         self.terminated: memoryview[Any] = slab.terminated.reshape(-1).data
         self.truncated: memoryview[Any] = slab.truncated.reshape(-1).data
         self.cells: list[int] = [index, layout.envs + index]
-        self.completed: memoryview[int] = slab.completed.data
+        self.written_ids: memoryview[int] = slab.written_ids.data
         self._slab = slab
         self._spec = layout.observation
         self._flatten = flattener(self._spec)
@@ -281,16 +281,16 @@ class EnvRow:
             self._send_overflow(index, overflow)
         if op & STREAMED:
             self._slab.when[index] = time.monotonic()
-        self.completed[index] = call_id
+        self.written_ids[index] = call_id
         return failure is not None
 
     def is_written(self, call_id: int) -> bool:
         """Return whether the result of a request was written."""
-        return bool(self.completed[self.index] == call_id)
+        return bool(self.written_ids[self.index] == call_id)
 
     def count_written(self) -> int:
         """Return how many rows of the vector are written."""
-        return int(np.count_nonzero(self._slab.posted == self._slab.completed))
+        return int(np.count_nonzero(self._slab.posted_ids == self._slab.written_ids))
 
     def _set_apart(self, fields: Fields) -> tuple[Sequence[Any], Any]:
         """Return the leaves of an observation, and the info with what has no place in the row; None without any.

@@ -178,11 +178,11 @@ class Server:
         page = self.page
         page.is_streaming = self._counters[STREAM] != 0
         due: list[tuple[EnvRow, int, int]] = []
-        posted, completed, ops = self._posted, self._completed, self._ops
+        posted_ids, written_ids, ops = self._posted_ids, self._written_ids, self._ops
         for row in self.rows:
             index = row.index
-            posted_id = posted[index]
-            if posted_id != completed[index]:
+            posted_id = posted_ids[index]
+            if posted_id != written_ids[index]:
                 op = ops[index]
                 # A payload that has not come yet belongs to a later post, which brings the next scan.
                 if not op & PAYLOAD or row.payload[0] == posted_id:
@@ -246,7 +246,7 @@ class Server:
         """Use the rows of a slab from now on."""
         assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
         slab, infos = self.memory.open(layout)
-        self._posted, self._completed, self._ops = slab.posted.data, slab.completed.data, slab.ops.data
+        self._posted_ids, self._written_ids, self._ops = slab.posted_ids.data, slab.written_ids.data, slab.ops.data
         beside = infos, resets_within_step, self.page, self._send_overflow
         self.rows = [EnvRow(hosted, slab, *beside) for hosted in self.host.hosted_envs]
 

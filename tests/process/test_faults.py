@@ -514,7 +514,7 @@ def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts(monkeypat
         ask_stacks(incarnation)
 
     def kill_late(worker):
-        wait_until(lambda: rows.completed[1] == rows.posted[1])
+        wait_until(lambda: rows.written_ids[1] == rows.posted_ids[1])
         kill(worker)
 
     factories = [lambda i=i: LateOrLarge(i, tmp_path / "late") for i in range(2)]

@@ -194,7 +194,7 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
         def fail_late(*args, **kwargs):
             episodes.decide = fail
             path.touch()
-            wait_until(lambda: state.slab.completed[1] == state.call_ids[1])
+            wait_until(lambda: state.slab.written_ids[1] == state.posted_ids[1])
             return fail(*args, **kwargs)
 
         episodes.decide = fail_late
@@ -224,7 +224,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
 
         def end_step():
             (tmp_path / "late").touch()
-            wait_until(lambda: state.slab.completed[0] == state.call_ids[0])
+            wait_until(lambda: state.slab.written_ids[0] == state.posted_ids[0])
 
         def ends_before_the_kill(timer, when, callback):
             if timer == "kill":
@@ -438,7 +438,7 @@ def test_a_failure_is_received_after_what_was_complete_before_it(tmp_path):
     with ea.VectorEnv([Env] * 2, on_failure="renew") as envs:
         envs.reset(seed=0)
         envs.send([5, 9])
-        wait_until(lambda: envs._engine.table.slab.completed[0] == envs._engine.table.rows.call_ids[0])
+        wait_until(lambda: envs._engine.table.slab.written_ids[0] == envs._engine.table.rows.posted_ids[0])
         (tmp_path / "first").touch()
         wait_until(lambda: envs[1].incarnation == 1)
         batch = envs.recv()

@@ -36,8 +36,8 @@ def test_the_arrays_of_a_slab_lie_apart(observation, action, count):
     memory = bytearray(layout.size)
     slab = Slab(layout, memory)
     arrays = [
-        slab.posted,
-        slab.completed,
+        slab.posted_ids,
+        slab.written_ids,
         slab.when,
         slab.ops,
         slab.seeds,

@@ -175,7 +175,7 @@ def test_results_come_in_the_order_of_completion(tmp_path):
 
         def let(env_id):
             (tmp_path / str(env_id)).touch()
-            wait_until(lambda: rows.completed[env_id] == rows.posted[env_id])
+            wait_until(lambda: rows.written_ids[env_id] == rows.posted_ids[env_id])
 
         let(1)
         assert envs.recv(min_envs=1).env_ids.tolist() == [1]

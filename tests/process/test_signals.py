@@ -94,10 +94,10 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
             wait_always(envs, SLEEP)
             if closes:
                 rows = envs._engine.table.slab
-                first = int(rows.posted[0])
+                first = int(rows.posted_ids[0])
 
                 def watch():
-                    wait_until(lambda: rows.completed[0] == first + 1)
+                    wait_until(lambda: rows.written_ids[0] == first + 1)
                     (tmp_path / "the other env is done").touch()
 
                 watcher = threading.Thread(target=watch)

@@ -146,7 +146,7 @@ def test_workers_whose_spin_has_ended_are_woken_before_anybody_waits_for_them():
             access = VectorAccess(envs)
             access.start_step(np.full(4, turn))
             slab = envs._engine.table.slab
-            wait_until(lambda slab=slab: (slab.completed == slab.posted).all())
+            wait_until(lambda slab=slab: (slab.written_ids == slab.posted_ids).all())
             assert access.finish_step()[0][:, 2].tolist() == [turn] * 4
 
 

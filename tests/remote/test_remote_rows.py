@@ -33,7 +33,7 @@ def contents(slab, rows):
     buffers = slab.ops[rows] & BUFFER
     columns = [array[buffers, rows] for array in with_buffers(slab)]
     infos = Infos(slab)
-    return [slab.completed[rows], *columns], [infos.decode(row, None) for row in rows]
+    return [slab.written_ids[rows], *columns], [infos.decode(row, None) for row in rows]
 
 
 @settings(max_examples=examples(200))
@@ -46,13 +46,13 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
     writer = Infos(node)
     rng = np.random.default_rng(random.randrange(1 << 32))
     for number, (rows, infos) in enumerate(turns, 1):
-        caller.posted[rows] = number
+        caller.posted_ids[rows] = number
         caller.ops[rows] = rng.choice([0, BUFFER, RESET, RESET | SEED | BUFFER], len(rows))
         caller.seeds[rows] = rng.integers(0, 1 << 64, len(rows), np.uint64)
         caller.actions[0][rows] = rng.random((len(rows), 2))
         assert far.apply_requests(near.pack_requests(rows)) == rows
         for ours, theirs in (
-            (caller.posted, node.posted),
+            (caller.posted_ids, node.posted_ids),
             (caller.ops, node.ops),
             (caller.seeds, node.seeds),
             (caller.actions[0], node.actions[0]),
@@ -67,14 +67,14 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
                 assert writer.put(row, writer.pack(infos[row], [])) is None
             else:
                 writer.encodings[row] = PLAIN
-            node.completed[row] = node.posted[row]
+            node.written_ids[row] = node.posted_ids[row]
         assert far.complete(rows) == rows
         untouched = [row for row in range(ENVS) if row not in rows]
         before = contents(caller, untouched)
         near.apply_results(far.pack_results(rows))
         np.testing.assert_equal(contents(caller, rows), contents(node, rows))
         np.testing.assert_equal(contents(caller, untouched), before)
-        assert (caller.completed[rows] == number).all()
+        assert (caller.written_ids[rows] == number).all()
 
 
 def test_results_leave_the_other_buffer_untouched():
@@ -82,10 +82,10 @@ def test_results_leave_the_other_buffer_untouched():
     near, far = MirroredRows(caller), MirroredRows(node)
     for array in with_buffers(caller):
         array[:] = 7
-    caller.posted[:3] = 1
+    caller.posted_ids[:3] = 1
     caller.ops[:3] = BUFFER, 0, BUFFER
     far.apply_requests(near.pack_requests([0, 1, 2]))
-    node.completed[:3] = 1
+    node.written_ids[:3] = 1
     near.apply_results(far.pack_results([0, 1, 2]))
     for array in with_buffers(caller):
         for row, buffer in enumerate([1, 0, 1]):
@@ -96,12 +96,12 @@ def test_results_leave_the_other_buffer_untouched():
 def test_a_result_that_the_caller_never_had_does_not_answer_the_next_request():
     caller, node = make_slab(), make_slab()
     near, far = MirroredRows(caller), MirroredRows(node)
-    caller.posted[:] = 1
+    caller.posted_ids[:] = 1
     far.apply_requests(near.pack_requests([0, 1]))
-    node.completed[:2] = 1
+    node.written_ids[:2] = 1
     # The worker is lost before its results are sent, and the next one is asked.
-    caller.completed[:] = 1
-    caller.posted[:] = 2
+    caller.written_ids[:] = 1
+    caller.posted_ids[:] = 2
     assert far.apply_requests(near.pack_requests([0, 1])) == [0, 1]
     assert far.complete([0, 1]) == []
 
@@ -109,8 +109,8 @@ def test_a_result_that_the_caller_never_had_does_not_answer_the_next_request():
 def test_the_requests_of_an_ended_worker_are_not_posted_any_more():
     caller, node = make_slab(), make_slab()
     near, far = MirroredRows(caller), MirroredRows(node)
-    caller.posted[:] = 1
+    caller.posted_ids[:] = 1
     far.apply_requests(near.pack_requests([0, 1, 2]))
-    node.completed[1] = 1
+    node.written_ids[1] = 1
     far.take_back([0, 2])
-    assert (node.posted == node.completed).all()
+    assert (node.posted_ids == node.written_ids).all()

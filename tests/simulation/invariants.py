@@ -60,12 +60,12 @@ class Invariants:
         waits = sum(index in job.ids for job in actor.jobs.waiting if isinstance(job, QueuedRows))
         if waits != (status == QUEUED):
             return f"{waits} jobs of its actor have it"
-        if status == POSTED and table.rows.completed[index] != table.rows.call_ids[index]:
+        if status == POSTED and table.rows.written_ids[index] != table.rows.posted_ids[index]:
             if actor.process.worker is None:
                 return "there is no process"
             if table.rows.posted_incarnations[index] != actor.process.incarnation:
                 return f"it was posted to process {table.rows.posted_incarnations[index]}"
-        if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.rows.call_ids[index]:
+        if actor.phase is Phase.LIVE and table.slab.posted_ids[index : index + 1] != table.rows.posted_ids[index]:
             return "its row has another call id"
         if status == IDLE and (index in table.requests or index in table.rows.overdue):
             return "keeps its request"

@@ -112,7 +112,7 @@ class Memory(RowMemory):
     def create(self, layout: Layout) -> tuple[Slab, Infos]:
         self._bytes = bytearray(layout.size)
         slab = Slab(layout, self._bytes)
-        slab.posted = Column(self._world, slab.posted)  # type: ignore[assignment]
+        slab.posted_ids = Column(self._world, slab.posted_ids)  # type: ignore[assignment]
         return slab, Infos(slab)
 
     def open(self, layout: Layout) -> tuple[Slab, Infos]:
@@ -120,8 +120,8 @@ class Memory(RowMemory):
         # Two of the columns that are written before the row counts as complete, and the one that says so.
         slab.terminated = Column(self._world, slab.terminated)  # type: ignore[assignment]
         slab.truncated = Column(self._world, slab.truncated)  # type: ignore[assignment]
-        slab.completed = Column(self._world, slab.completed, Completed)  # type: ignore[assignment]
-        slab.completed.data.encodings = slab.info_encoding.data  # type: ignore[attr-defined]
+        slab.written_ids = Column(self._world, slab.written_ids, Completed)  # type: ignore[assignment]
+        slab.written_ids.data.encodings = slab.info_encoding.data  # type: ignore[attr-defined]
         return slab, Infos(slab)
 
     def extend(self, size: int) -> tuple[tuple[int, int], memoryview]:

@@ -134,9 +134,9 @@ MUTANTS = [
     # The control page and the worker.
     Mutant(PAGE + "post_step", "self.to_worker.ring_open()", "pass", HANGS),
     Mutant(PAGE + "finish_step", "self.to_parent.ring_open()", "pass", HANGS),
-    Mutant(SERVER + "_run_rows", "posted_id != completed[index]", "True", ONCE),
+    Mutant(SERVER + "_run_rows", "posted_id != written_ids[index]", "True", ONCE),
     Mutant(PAGE + "ring_for_result", "always or", "", HANGS),
-    Mutant(ENV_ROW + "write", "self.completed[index] = call_id", "self.completed[index] = call_id - 1", HANGS),
+    Mutant(ENV_ROW + "write", "self.written_ids[index] = call_id", "self.written_ids[index] = call_id - 1", HANGS),
     Mutant(ENV_ROW + "write", "self._send_overflow(index, overflow)", "pass", HANGS),
     Mutant(ENV_ROW + "_write_arrays", "self.hosted.checksum\n", "0\n", REPLAYS),
     Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),

@@ -30,7 +30,7 @@ def test_a_submitted_step_that_has_raised_gets_its_exception_although_its_proces
         envs.reset()
         (future,) = envs.submit([13])
         table = envs._engine.table
-        while table.rows.completed[0] != table.rows.call_ids[0]:
+        while table.rows.written_ids[0] != table.rows.posted_ids[0]:
             world.run_processes(1)
         envs.actors[0].kill(restart=True)
         assert isinstance(future.exception(), ValueError)

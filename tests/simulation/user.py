@@ -45,7 +45,7 @@ class User:
         self._is_hidden = checker.is_hidden
         self.futures: dict[int, Any] = {}
         self.calls: list[tuple[int, int, Any]] = []
-        self._call_ids = envs._engine.table.rows.call_ids
+        self._call_ids = envs._engine.table.rows.posted_ids
         self._interrupter = Interrupter(self.world) if is_interrupted else None
         actions = [self._step, self._step, self._send, self._receive, self._receive, self._submit, self._take_future]
         actions += [self._call, self._call_later, self._take_call, self._kill, self._step_impatiently]

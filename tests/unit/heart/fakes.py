@@ -233,8 +233,8 @@ class FakeWorker(LocalWorker):
         server.call_id = self.page.counters[STEP]
         server.page.is_streaming = self.page.counters[STREAM] != 0
         row = next(row for row in server.rows if row.index == index)
-        assert server._posted[index] != server._completed[index], "the row is posted"
-        return row, int(server._ops[index]), int(server._posted[index])
+        assert server._posted_ids[index] != server._written_ids[index], "the row is posted"
+        return row, int(server._ops[index]), int(server._posted_ids[index])
 
     def begin_row(self, index):
         """Begin a row, and do not complete it."""
@@ -544,7 +544,7 @@ def check_invariant(engine):
             assert status != QUEUED or len(waiting) >= 1
             assert index not in table.requests or status != IDLE, "an idle env has no request"
             assert index not in table.outcomes or status in (DONE, FAILED)
-            assert status != POSTED or table.slab.posted[index] == table.rows.call_ids[index]
+            assert status != POSTED or table.slab.posted_ids[index] == table.rows.posted_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
                 assert actor.jobs.running is group.rows_job, "rows that run are the running job"
                 assert table.rows.posted_incarnations[index] == actor.process.incarnation

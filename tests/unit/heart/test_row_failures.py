@@ -658,7 +658,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.rows.call_ids[0])
+    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.rows.posted_ids[0])
     results = []
     try:
         stage.finish(timeout=SOON)

@@ -57,7 +57,7 @@ def test_a_row_whose_overflow_has_not_come_is_not_complete(stages):
     worker = stage.worker()
     with worker.keeping() as frames:
         worker.run_row(0)
-    assert stage.table.rows.completed[0] == stage.table.rows.call_ids[0]
+    assert stage.table.rows.written_ids[0] == stage.table.rows.posted_ids[0]
     assert not stage.table.rows.is_complete(0)
     worker.send_frames(frames)
     stage.settle()

@@ -50,14 +50,14 @@ def table(request):
 
 def complete(table, *ids):
     for index in ids:
-        table.slab.completed[index] = table.rows.call_ids[index]
+        table.slab.written_ids[index] = table.rows.posted_ids[index]
 
 
 def test_plain_requests_of_all_envs(table):
     assert table.are_on_fast_path(ALL)
     assert table.write_requests(ALL, 5, False) == {}
     assert table.are_all(POSTED)
-    assert table.rows.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
+    assert table.rows.posted_ids.tolist() == table.slab.posted_ids.tolist() == [5] * COUNT
     assert list(table.rows.ops) == [BUFFER] * COUNT
     assert all(map(table.is_pending, ALL.ids))
 
@@ -66,7 +66,7 @@ def test_requests_of_some_envs(table):
     table.write_requests(some(2, 0), 5, True)
     assert list(table.status) == [POSTED, IDLE, POSTED]
     assert list(table.rows.streamed) == [1, 0, 1]
-    assert table.slab.posted.tolist() == [5, 0, 5]
+    assert table.slab.posted_ids.tolist() == [5, 0, 5]
 
 
 def test_the_buffers_alternate_with_complete_results(table):
