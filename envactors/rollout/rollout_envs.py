@@ -12,7 +12,7 @@ this:
 - `Rows` records which process has the current order.
 - `Episodes.record_sequence` records several steps of an env. A reset among them does not clear `RETIRING` if an end of
   an episode among them has set it.
-- `EnvTable.would_report_loss` counts an env in a rollout as one with a bare step.
+- `EnvTable.reports_lost_episode` counts an env in a rollout as one with a bare step.
 - `EnvRecovery` reads no observations from rows meanwhile.
 - `EnvGroup` ends the parts of its actor after an interrupt.
 """

@@ -479,7 +479,7 @@ class RowEngine(Engine):
     def _on_restored(self, index: int, snapshot: EnvSnapshot, last: RowResult | None, reply: Frame) -> None:
         """Continue the episode of a snapshot that the worker has restored. If that failed, the env needs a reset."""
         if reply.kind == Kind.FAILED:
-            self.table.lose_episode(index)
+            self.table.end_episode(index)
             return
         if last is not None:
             last = last._replace(incarnation=reply.incarnation)

@@ -25,7 +25,7 @@ from envactors.errors import ActorError, copy_error, raised_by_user_code
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
-from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
+from envactors.vector.fates import Decision, EnvFate, Progress, RequestFacts, RequestLoss
 from envactors.vector.requests import EnvRequest, ResetAnswer
 from envactors.vector.row_reader import RowReader
 from envactors.vector.table import QUEUED, EnvTable
@@ -52,33 +52,36 @@ class EnvRecovery:
         actor, incarnation, pid = self._actor, self._table.rows.posted_incarnations[activity.index], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, failure)), is_failure=True)
         is_over = activity.method == "reset" or failure.fault in (Fault.RESET, Fault.LAST_RESULT)
-        return RequestLoss(Cause.RAN, error, incarnation, activity, actor.is_usable, failure, episode_is_over=is_over)
+        loss = RequestLoss(Progress.ENDED, error, incarnation, activity, actor.is_usable, failure)
+        return loss._replace(episode_is_over=is_over)
 
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
-        table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
-        is_over = activity.method == "reset" or table.slab.ends_episode(index, table.rows.ops[index])
-        loss = RequestLoss(Cause.RAN, outcome, table.rows.posted_incarnations[index], activity, self._actor.is_usable)
+        table, rows, activity = self._table, self._table.rows, self._table.activity(index)
+        outcome, incarnation = ReadyOutcome(None, error), rows.posted_incarnations[index]
+        is_over = activity.method == "reset" or table.slab.ends_episode(index, rows.ops[index])
+        loss = RequestLoss(Progress.ENDED, outcome, incarnation, activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, process_exit: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
-        blamed = process_exit.culprit
-        culprit = blamed if blamed is not None and blamed.index == activity.index else None
+        blamed, running, reason = process_exit.culprit, process_exit.uncompleted.running, process_exit.reason
+        is_culprit = blamed is not None and blamed.index == activity.index
         # A worker that has finished a step too late may have begun the next one. Then the late one is the culprit, and
         # the other one was running.
-        begun = [each.index for each in (blamed, process_exit.uncompleted.running) if each is not None]
-        has_raised = process_exit.reason is EndReason.ENV_RAISED
-        is_blamed = culprit is not None and not has_raised
+        was_running = is_culprit or (running is not None and running.index == activity.index)
+        if is_culprit and blamed is not None:
+            activity = blamed  # which knows the method that ran, and its start
+        is_blamed = is_culprit and reason is not EndReason.ENV_RAISED
         return RequestLoss(
-            cause=Cause.RUNNING if activity.index in begun else Cause.NOT_BEGUN,
+            progress=Progress.BEGUN if was_running else Progress.NOT_BEGUN,
             error=ReadyOutcome(None, process_exit.error if is_blamed else self.unfinished_error(activity)),
             incarnation=process_exit.process.incarnation,
-            activity=culprit or activity,
+            activity=activity,
             may_continue=process_exit.plan.starts_another,
-            reason=process_exit.reason if is_blamed or has_raised else None,
-            may_blame_inputs=is_crash(process_exit.reason),
-            episode_is_over=(culprit or activity).method == "reset",
+            reason=reason if is_blamed or reason is EndReason.ENV_RAISED else None,
+            may_blame_inputs=is_crash(reason),
+            episode_is_over=activity.method == "reset",
         )
 
     def queued_request_loss(self, index: int, error_of: ErrorOf) -> RequestLoss:
@@ -87,7 +90,7 @@ class EnvRecovery:
         # A closing actor reports the error that led to the retry, rather than that it is closed.
         earlier = answer.error if answer is not None and self._actor.is_closing else None
         error = earlier or ReadyOutcome(None, error_of(activity))
-        return RequestLoss(Cause.NOT_BEGUN, error, self._actor.process.incarnation, activity, may_continue=False)
+        return RequestLoss(Progress.NOT_BEGUN, error, self._actor.process.incarnation, activity, may_continue=False)
 
     def lost_episode_loss(self, activity: Activity) -> RequestLoss:
         """Return the loss of a request that would continue an episode which was lost with an earlier process.
@@ -97,12 +100,12 @@ class EnvRecovery:
         actor, last = self._actor, self._actor.last_exit_error
         incarnation = actor.process.incarnation if last is None or last.incarnation is None else last.incarnation
         error = ReadyOutcome(None, self.unfinished_error(activity))
-        return RequestLoss(Cause.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
+        return RequestLoss(Progress.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
 
     def unfinished_error(self, activity: Activity) -> BaseException:
         """Return the error of a request that an ended process has not completed, or that needs its episode.
 
-        If the request has raised, and no replay brings its episode back, that is its exception.
+        If the exit was blamed on this very request, that is the error of the exit.
         """
         actor, crash = self._actor, self._actor.last_exit_error
         if crash is None:
@@ -182,21 +185,23 @@ class EnvRecovery:
         table, actor = self._table, self._actor
         journal = table.journals.flushed(index)
         error = self._complete_error(index, loss, posted)
-        ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
+        came_to_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=table.request(index).method == "reset",
+            has_result=table.episodes.has_result(index),
+            ran_reset=came_to_reset and loss.progress is not Progress.NOT_BEGUN,
+            failed_resets=table.episodes.failed_resets[index],
             most_failures=most_failures(actor.config.restart),
-            ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
-            would_report_loss=table.would_report_loss(index),
+            reports_lost_episode=table.reports_lost_episode(index),
             can_replay=table.journals.is_replayed and journal.can_replay,
             can_retry=table.journals.is_replayed and not loss.result_is_recorded and journal.can_retry(posted),
         )
-        decision = table.episodes.decide_loss(index, loss, facts)
+        decision = table.episodes.settle_loss(index, loss, facts)
         if decision.fate is EnvFate.REDO:
-            if loss.cause is not Cause.NOT_BEGUN and loss.may_blame_inputs:
+            if loss.progress is not Progress.NOT_BEGUN and loss.may_blame_inputs:
                 journal.count_crash()
         else:
-            if loss.cause is Cause.RUNNING or (loss.cause is Cause.NOT_BEGUN and not loss.may_continue):
+            if loss.progress is Progress.BEGUN or (loss.progress is Progress.NOT_BEGUN and not loss.may_continue):
                 actor.jobs.record_failed()
             if decision.ends_episode:
                 journal.forget()
@@ -212,7 +217,7 @@ class EnvRecovery:
         if crashes is not None and loss.failure is not None:
             get_inputs = functools.partial(self.step_inputs, index, posted)
             return crashes.name(loss.error, loss.failure, get_inputs, loss.activity, loss.incarnation, self._actor.pid)
-        has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
+        has_crashed = loss.progress is Progress.BEGUN and loss.may_blame_inputs
         if not (has_crashed and table.journals.is_replayed and journal.is_poison(posted)):
             return loss.error
         request = journal.request_message(table.attach, index, posted)

@@ -27,7 +27,7 @@ from envactors.vector.selection import Selection
 #                                    └── a failure without a replay ──┴──▶ NO_EPISODE
 #
 # An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins. An env with no flag at all only
-# needs an action to make a step; that is the fast path.
+# needs an action to make a step, or its autoreset; that is the fast path.
 EPISODE_RUNS: Final = 0
 NO_EPISODE: Final = 1
 EPISODE_LOST: Final = 2  # its process has ended, and no result has told the user; a replay may bring it back
@@ -38,6 +38,8 @@ RETIRING: Final = 16  # the process is to be replaced before the next reset, unl
 SEEDED: Final = 32  # each reset of the env gets a seed
 NO_RESULT: Final = 64  # the env has not returned anything yet
 INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the text of an error
+# The result of a step clears these.
+CLEARED_BY_STEPS: Final = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED
 
 # The methods that set and clear these flags. All envs begin with NO_EPISODE, NEEDS_RESET, NEW_PROCESS, and NO_RESULT.
 #
@@ -205,18 +207,18 @@ class Episodes:
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        cleared = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (NEW_PROCESS | RETIRING if 1 in resets else 0)
-        self.flags[index] &= ~cleared
+        self.flags[index] &= ~(CLEARED_BY_STEPS | (NEW_PROCESS | RETIRING if 1 in resets else 0))
         self.awaits_autoreset[index] = False
         self.failed_resets[index] = 0
-        for _ in range(resets.count(1)):
+        reset_count, end_count = resets.count(1), ends.count(1)
+        for _ in range(reset_count):
             self.advance_seed(index)
-        # The steps up to the last end are added first: `_end` compares them with the limits of the process.
+        self._steps_beside[index] += len(ends) - reset_count
+        if not end_count:
+            return
         until_end = ends.rfind(1) + 1
-        self._steps_beside[index] += until_end - resets.count(1, 0, until_end)
-        for _ in range(ends.count(1)):
-            self._end(index)
-        self._steps_beside[index] += len(ends) - until_end - resets.count(1, until_end)
+        later_steps = len(ends) - until_end - resets.count(1, until_end)
+        self._end(index, self.steps(index) - later_steps, end_count)
         if until_end == len(ends):
             self._await_reset(index)
 
@@ -239,15 +241,17 @@ class Episodes:
                 self.awaits_autoreset[index] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
-                self._end(envs.ids[place])
-                self._await_reset(envs.ids[place])
+                index = envs.ids[place]
+                self._end(index, self.steps(index))
+                self._await_reset(index)
 
-    def _end(self, index: int) -> None:
-        """Record the end of an episode."""
-        self.finished[index] += 1
+    def _end(self, index: int, steps: int, count: int = 1) -> None:
+        """Record the end of one or more episodes, the last one after so many steps of the env."""
+        self.finished[index] += count
         if self.autoreset.resets_within_step:
-            self.advance_seed(index)
-        if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps(index))):
+            for _ in range(count):
+                self.advance_seed(index)
+        if self._recyclers and (reason := self._recyclers[index].find_reason(steps)):
             self.flags[index] |= RETIRING
             self._renewal_reasons[index] = reason
 
@@ -266,10 +270,9 @@ class Episodes:
         self.awaits_autoreset[index] = awaits_autoreset
         self.failed_resets[index] = 0
 
-    def decide_loss(self, index: int, loss: RequestLoss, facts: RequestFacts) -> Decision:
+    def settle_loss(self, index: int, loss: RequestLoss, facts: RequestFacts) -> Decision:
         """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
-        facts = facts._replace(failed_resets=self.failed_resets[index])
-        decision = decide(loss, facts, self.on_failure, self.autoreset, has_result=self.has_result(index))
+        decision = decide(loss, facts, self.on_failure, self.autoreset)
         if decision.ends_episode:
             self.end_without_result(index, awaits_autoreset=decision.awaits_autoreset)
         if decision.fate is EnvFate.RESET:
@@ -310,7 +313,7 @@ class Episodes:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
         self.flags[index] &= ~(_STATE | NEW_PROCESS | RETIRING)
 
-    def step_would_report_loss(self, index: int) -> bool:
+    def step_reports_lost_episode(self, index: int) -> bool:
         """Return whether the next step of an env would report that its episode was lost.
 
         A step that continues the episode does. So does an autoreset, although it needs nothing of the episode before

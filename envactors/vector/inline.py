@@ -26,8 +26,8 @@ from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
-from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
+from envactors.vector.episodes import CLEARED_BY_STEPS, EPISODE_LOST, Episodes
+from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss
 from envactors.vector.inline_results import InlineLastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
@@ -114,8 +114,8 @@ class InlineEngine(Engine):
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
-        # The running requests, the outermost one first. A request that was interrupted stays until the next one.
-        self._running_requests: list[_RequestBatch] = []
+        # The running batches, the outermost one first. A batch that was interrupted stays until the next one.
+        self._running_batches: list[_RequestBatch] = []
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, as before a reset.
         self._envs_without_result: set[int] = set()
         self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
@@ -253,9 +253,9 @@ class InlineEngine(Engine):
         awaits_autoreset, seeds, flags = episodes.awaits_autoreset, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
-            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_would_report_loss(index):
+            if flags[index] & EPISODE_LOST and episodes.step_reports_lost_episode(index):
                 lost = self._lost_episode_error(Activity("step", index))
-                self._fail(running, Cause.NOT_BEGUN, lost, in_reset=False, ended=False)
+                self._lose(running, Progress.NOT_BEGUN, lost, "step", episode_is_over=False)
                 self._recover(running, running.losses.pop(index))  # now, before another failure replaces the envs again
                 continue
             if awaits_autoreset[index]:
@@ -270,10 +270,12 @@ class InlineEngine(Engine):
                 ends = bool(terminated or truncated)
                 infos[index] = take(index, fields, ends and resets_within_step)
             except Exception as error:
-                self._fail(running, Cause.RAN, error, in_reset=self._is_within_reset(index), ended=ends)
+                is_within_reset = self._is_within_reset(index)
+                method = "reset" if is_within_reset else "step"
+                self._lose(running, Progress.ENDED, error, method, episode_is_over=ends or is_within_reset)
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
-            if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
+            if ends or flags[index] & CLEARED_BY_STEPS:
                 self._last.change_process(index, self._actor_by_env[index].process.incarnation)
                 episodes.record(index, ends=ends, is_reset=False)
             else:
@@ -320,7 +322,7 @@ class InlineEngine(Engine):
             AlreadyPendingError: The request is for an env that is being stepped or reset, too.
         """
         if not self._lock.is_held_here():
-            if self._running_requests:
+            if self._running_batches:
                 with self._lock:  # another thread may still run them
                     self._settle_interrupted()
             return
@@ -330,32 +332,32 @@ class InlineEngine(Engine):
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
     def _running_ids(self) -> set[int]:
-        """Return the envs of `_running_requests`. The caller holds the lock, so no other thread runs any of them.
+        """Return the envs of `_running_batches`. The caller holds the lock, so no other thread runs any of them.
 
         Either the code of one of these envs makes the call, or an interrupt has ended the requests.
         """
-        return {index for running in self._running_requests for index in running.ids}
+        return {index for running in self._running_batches for index in running.ids}
 
     def _settle_interrupted(self) -> None:
         """Drop the results of requests that an interrupt has ended; their envs are busy until `make_idle`.
 
         If the interrupt came in a reset within a step, the episode has ended, and the next step resets the env.
         """
-        for interrupted in self._running_requests:
+        for interrupted in self._running_batches:
             self._drop(self.select(interrupted.ids))
             self._envs_without_result.update(interrupted.ids)
             for index in interrupted.ids:
                 self.episodes.forget_failed_resets(index)  # it may have been in a retry
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
-        self._running_requests.clear()
+        self._running_batches.clear()
 
     def _begin(self, running: _RequestBatch) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
         if not running.is_nested:
             self._settle_interrupted()
         self._check_delivered(running.ids)
-        self._running_requests.append(running)
+        self._running_batches.append(running)
 
     def _is_within_reset(self, index: int) -> bool:
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
@@ -380,21 +382,22 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
-            self._fail(running, Cause.RAN, error, in_reset=True, ended=False)
+            self._lose(running, Progress.ENDED, error, "reset", episode_is_over=True)
             return False
         self._last.change_process(index, incarnation)
         self._requests_beside_steps[index] += 1
         episodes.record(index, ends=False, is_reset=True)
         return True
 
-    def _fail(self, running: _RequestBatch, cause: Cause, error: BaseException, *, in_reset: bool, ended: bool) -> None:
-        """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
+    def _lose(
+        self, running: _RequestBatch, progress: Progress, error: BaseException, method: str, *, episode_is_over: bool
+    ) -> None:
+        """Keep the loss of the current env's request until the others have run; see `RequestLoss`."""
         index = running.index
-        self._requests_beside_steps[index] += cause is not Cause.NOT_BEGUN
-        activity = Activity("reset" if in_reset else "step", index)
-        incarnation = self._actor_by_env[index].process.incarnation
-        loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
-        running.losses[index] = loss._replace(episode_is_over=in_reset or ended)
+        self._requests_beside_steps[index] += progress is not Progress.NOT_BEGUN
+        outcome, incarnation = ReadyOutcome(None, error), self._actor_by_env[index].process.incarnation
+        loss = RequestLoss(progress, outcome, incarnation, Activity(method, index), may_continue=True)
+        running.losses[index] = loss._replace(episode_is_over=episode_is_over)
 
     def _lost_episode_error(self, activity: Activity) -> ActorError:
         """Return the error of a request whose episode was lost when the envs of its actor were replaced."""
@@ -416,7 +419,7 @@ class InlineEngine(Engine):
             error = self._pending_errors.pop(index, None)
             step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None
             future.set_outcome(ReadyOutcome(step, error))
-        self._running_requests.remove(running)
+        self._running_batches.remove(running)
 
     def _recover(self, running: _RequestBatch, loss: RequestLoss) -> None:
         """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
@@ -436,9 +439,16 @@ class InlineEngine(Engine):
         # In-process, the restart policy limits only how often a reset is repeated.
         most = max(1, min(policy.max_restarts, most_failures(policy, waits=False)))
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        facts = RequestFacts(user_called_reset, most, loss.activity.method == "reset", would_report_loss=True)
+        facts = RequestFacts(
+            user_called_reset=user_called_reset,
+            has_result=self.episodes.has_result(index),
+            ran_reset=loss.activity.method == "reset",
+            failed_resets=self.episodes.failed_resets[index],
+            most_failures=most,
+            reports_lost_episode=True,
+        )
         loss = loss._replace(may_continue=actor.is_usable)
-        decision = self.episodes.decide_loss(index, loss, facts)
+        decision = self.episodes.settle_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
             text = f"{loss.activity.method} raised {safe_repr(error)}"
             make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)

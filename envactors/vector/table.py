@@ -29,7 +29,7 @@ Each method changes the following. A blank means that it leaves the column as it
     withdraw         QUEUED to IDLE             removed                                           forgets failures
     record_rollouts
     restore                                                                                       continues
-    lose_episode                                                                                  ends
+    end_episode                                                                                  ends
     clear            any to IDLE                removed  removed  not overdue                     ends
 
     (1) If the request is new; the retry of a request keeps the operation that was posted.
@@ -193,12 +193,12 @@ class EnvTable:
         resets_within_step = self.attach.resets_within_step and not op & NO_AUTORESET
         return PostedRequest(op, seed, payload, resets_within_step, self.slab.actions)
 
-    def would_report_loss(self, index: int) -> bool:
+    def reports_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env would report the loss of its episode; see `envactors.vector.fates`.
 
         An env without a request, as in a rollout, counts as one with a bare step.
         """
-        return not self.request(index).runs_reset and self.episodes.step_would_report_loss(index)
+        return not self.request(index).runs_reset and self.episodes.step_reports_lost_episode(index)
 
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
@@ -206,7 +206,7 @@ class EnvTable:
 
     def needs_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
-        return self.is_lost_for_good(index) and self.would_report_loss(index)
+        return self.is_lost_for_good(index) and self.reports_lost_episode(index)
 
     # Requests --------------------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class EnvTable:
         if self.journals.is_recorded:
             self.journals.flushed(index).begin_with_state(snapshot.checksum, snapshot.state)
 
-    def lose_episode(self, index: int) -> None:
+    def end_episode(self, index: int) -> None:
         """Record that an env has to be reset, and that no replay leads to where it is."""
         self.episodes.end_without_result(index)
         self.journals.flushed(index).forget()

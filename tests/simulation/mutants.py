@@ -257,7 +257,7 @@ MUTANTS = [
     Mutant(EPISODES + "end_without_result", "(0 if awaits_autoreset else NEEDS_RESET)", "0", LOSSES),
     Mutant(EPISODES + "advance_seed", "self.episode_numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "_choose_fate", "is_over else EnvFate.FAIL", "is_over else EnvFate.REPORT", LOSSES),
-    Mutant(FATES + "_choose_fate", "facts.can_replay or not facts.would_report_loss", "True", LOSSES),
+    Mutant(FATES + "_runs_again", "facts.can_replay or not facts.reports_lost_episode", "True", LOSSES),
     Mutant(ENV_RECOVERY + "apply_fate", "journal.count_crash()", "pass", "no third time"),
     Mutant(
         ENV_RECOVERY + "apply_fate",

@@ -17,7 +17,7 @@ from envactors.actor.future import ReadyOutcome
 from envactors.actor.job import ProcessExit, Uncompleted
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
-from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss, decide
+from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS
 
 
@@ -77,8 +77,15 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-REQUEST = RequestFacts(user_called_reset=False, most_failures=1, ran_reset=False, would_report_loss=True)
-LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), may_continue=True)
+REQUEST = RequestFacts(
+    user_called_reset=False,
+    has_result=True,
+    ran_reset=False,
+    failed_resets=0,
+    most_failures=1,
+    reports_lost_episode=True,
+)
+LOSS = RequestLoss(Progress.BEGUN, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), may_continue=True)
 
 
 @pytest.mark.parametrize(
@@ -86,26 +93,26 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
     [
         ({}, EnvFate.FAIL),
         ({"may_continue": False, "on_failure": "renew"}, EnvFate.FAIL),
-        ({"cause": Cause.RAN}, EnvFate.REPORT),
-        ({"cause": Cause.RAN, "episode_is_over": True}, EnvFate.FAIL),
-        ({"cause": Cause.NOT_BEGUN}, EnvFate.FAIL),
-        ({"cause": Cause.NOT_BEGUN, "would_report_loss": False}, EnvFate.REDO),
+        ({"progress": Progress.ENDED}, EnvFate.REPORT),
+        ({"progress": Progress.ENDED, "episode_is_over": True}, EnvFate.FAIL),
+        ({"progress": Progress.NOT_BEGUN}, EnvFate.FAIL),
+        ({"progress": Progress.NOT_BEGUN, "reports_lost_episode": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "has_result": False}, EnvFate.RESET),
         ({"on_failure": "renew", "user_called_reset": True}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": AUTORESETS["same_step"]}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": AUTORESETS["disabled"]}, EnvFate.TRUNCATE),
-        ({"on_failure": "renew", "cause": Cause.RAN}, EnvFate.TRUNCATE),
+        ({"on_failure": "renew", "progress": Progress.ENDED}, EnvFate.TRUNCATE),
         ({"on_failure": "replay"}, EnvFate.TRUNCATE),
         ({"on_failure": "replay", "can_replay": True, "can_retry": True}, EnvFate.REDO),
         ({"on_failure": "replay", "can_replay": True}, EnvFate.TRUNCATE),
-        ({"on_failure": "replay", "can_replay": True, "cause": Cause.NOT_BEGUN}, EnvFate.REDO),
+        ({"on_failure": "replay", "can_replay": True, "progress": Progress.NOT_BEGUN}, EnvFate.REDO),
         ({"on_failure": "replay", "can_retry": True, "reason": EndReason.ABORT}, EnvFate.TRUNCATE),
         ({"on_failure": "replay", "can_replay": True, "reason": EndReason.ENV_RAISED}, EnvFate.REDO),
     ],
 )
 def test_a_failed_request(changes, expected):
-    changes = {"on_failure": "raise", "autoreset": AUTORESETS["next_step"], "has_result": True, **changes}
+    changes = {"on_failure": "raise", "autoreset": AUTORESETS["next_step"], **changes}
     facts = [
         each._replace(**{name: changes.pop(name) for name in each._fields if name in changes})
         for each in (LOSS, REQUEST)

@@ -295,7 +295,7 @@ def test_which_requests_need_the_episode(table, request_, awaits_autoreset, expe
     if request_ is not None:
         table.requests[1] = request_
     table.episodes.awaits_autoreset[1] = awaits_autoreset
-    assert table.would_report_loss(1) is expected
+    assert table.reports_lost_episode(1) is expected
 
 
 # The documentation ---------------------------------------------------------------------------------------
