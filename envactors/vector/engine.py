@@ -11,7 +11,7 @@ import functools
 import operator
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,18 @@ _RECV_LATER = "nothing is lost, and recv will return the results"
 
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
+
+
+class _Found(NamedTuple):
+    """An env's result as `_deliver_each` finds it under the lock, to read it without.
+
+    If this has changed meanwhile, the result was taken. `EnvTable.version` cannot tell: it also counts changes of other
+    envs, and while these stream, delivery would never end.
+    """
+
+    status: int
+    posted_id: int
+    outcome: Outcome | None  # None if the result is in the row
 
 
 class RowEngine(Engine):
@@ -301,23 +313,22 @@ class RowEngine(Engine):
         table, rows = self.table, self.table.rows
         if self.batcher.infers_spec or rows.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids, status = rows.infos.encodings, rows.written_ids, rows.posted_ids, table.status
+        encodings, status = rows.infos.encodings, table.status
+        written_ids, posted_ids = rows.written_ids, rows.posted_ids
         if envs.is_all and table.are_all(POSTED):
-            return completed == call_ids and (rows.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
+            return written_ids == posted_ids and (rows.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
         return all(
-            status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
+            status[i] == POSTED and written_ids[i] == posted_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         )
 
     def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet, at least. This looks at each env only if it has to.
+        """Return how many envs have no outcome yet, or a smaller number that is not 0.
 
-        The number may be too small while all envs are posted, since it counts rows that are not written: a written row
-        may lack a large part, which comes with another ring. An idle env does not count: another thread has taken its
-        result, and no other result will come.
+        An idle env does not count: another thread has taken its result, and no other result will come.
         """
         table, rows = self.table, self.table.rows
         if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.written_ids != rows.posted_ids:
-            return rows.count_unwritten()
+            return rows.count_unwritten()  # too few if a written row lacks a large part, which comes with another ring
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
@@ -402,43 +413,42 @@ class RowEngine(Engine):
 
     def _deliver_each(self, envs: Selection, caller: str) -> Batch | None:
         """Deliver the outcomes of envs one by one. For the results and the errors see `_try_to_deliver`."""
-        table, ids = self.table, envs.ids
+        table = self.table
         self._collect(envs)
-
-        def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
-            return [(table.status[index], table.rows.posted_ids[index], table.outcomes.get(index)) for index in ids]
-
-        found = find_outcomes()
-        if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
-            return None
-        if gone := [index for index, (status, _, _) in zip(ids, found, strict=True) if status == IDLE]:
+        found = self._find_results(envs.ids)
+        if any(each.status in (QUEUED, POSTED) for each in found.values()):
+            return None  # one that runs again may be complete by now
+        if gone := [index for index, each in found.items() if each.status == IDLE]:
             raise NothingPendingError(
                 f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
                 "taken meanwhile: let only one of them wait for these envs"
             )
-        outcomes = {index: outcome for index, (_, _, outcome) in zip(ids, found, strict=True)}
-        steps, errors, unreadable = self._read_outcomes(outcomes)
+        steps, errors, unreadable = self._read_results(found)
         with self._lock, self._lock.change(*envs.actors):
-            if find_outcomes() != found:
+            if self._find_results(envs.ids) != found:
                 return None  # a signal handler or another thread has taken some
             for group, mine in envs.by_group:
                 group.recover(group.recovery.unreadable_loss(i, unreadable[i]) for i in mine if i in unreadable)
             if unreadable and self.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
-            table.set_idle(ids, is_all=envs.is_all)
+            table.set_idle(envs.ids, is_all=envs.is_all)
         return self._batch(envs, steps, errors | unreadable, caller)
 
-    def _read_outcomes(self, outcomes: dict[int, Outcome | None]) -> tuple[list[EnvStep], Failures, Failures]:
-        """Read the outcomes of envs, without the lock, since this runs code of users. None is a result in a row.
+    def _find_results(self, ids: list[int]) -> dict[int, _Found]:
+        table = self.table
+        return {i: _Found(table.status[i], table.rows.posted_ids[i], table.outcomes.get(i)) for i in ids}
+
+    def _read_results(self, found: dict[int, _Found]) -> tuple[list[EnvStep], Failures, Failures]:
+        """Read the results of envs, without the lock, since this runs code of users.
 
         Returns:
-            The results; the errors that are outcomes; and those of unpickling rows.
+            The steps; the errors that are outcomes; and those of unpickling rows.
         """
         steps: list[EnvStep] = []
         errors: Failures = {}
         unreadable: Failures = {}
-        for index, outcome in outcomes.items():
-            step, error = self._read_row(index) if outcome is None else outcome.read()
+        for index, (_, _, outcome) in found.items():
+            step, error = (outcome or self._row_outcome(index)).read()
             if error is None:
                 steps.append(step)
             elif outcome is None:
@@ -447,11 +457,15 @@ class RowEngine(Engine):
                 errors[index] = error
         return steps, errors, unreadable
 
-    def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
-        """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
-        reader, actor, call_ids = self.reader, self.group_by_env[index].actor, self.table.rows.posted_ids
-        read, call_id = lambda: reader.read(reader.copy_row(index)), call_ids[index]
-        return reader.lazy_outcome(actor, index, read, lambda: call_ids[index] == call_id).read()
+    def _row_outcome(self, index: int) -> Outcome:
+        """Return the result in a complete row as an outcome. Whoever reads it runs code of users."""
+        reader, rows, actor = self.reader, self.table.rows, self.group_by_env[index].actor
+        posted_id = rows.posted_ids[index]
+
+        def read() -> EnvStep:
+            return reader.read(reader.copy_row(index))
+
+        return reader.lazy_outcome(actor, index, read, lambda: rows.posted_ids[index] == posted_id)
 
     # Last results and snapshots --------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `RowsJob`.
 
 Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The group of envs
-that they belong to takes the results, and handles requests without one; jobs call it through `GroupOfEnvs`.
+that they belong to takes the results, and handles requests without one; jobs call it through `EnvsOfActor`.
 
 Every change here happens under the lock of the vector. Waiting threads also read without it.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
@@ -23,29 +23,8 @@ from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
 from envactors.vector.recycling import Recycler
-from envactors.vector.selection import Selection
+from envactors.vector.selection import EnvsOfActor, Selection
 from envactors.vector.table import POSTED, QUEUED, EnvTable
-
-
-class GroupOfEnvs(Protocol):
-    """The envs of one actor, as its jobs of rows use them: an `EnvGroup`.
-
-    Attributes:
-        rows_job: The running job of the actor while rows are posted.
-        queued_in: The job in which each env was queued last.
-    """
-
-    rows_job: RowsJob
-    queued_in: dict[int, QueuedRows]
-
-    def collect_completed(self) -> None:
-        """Record the results of complete rows."""
-
-    def fail_queued(self, ids: Sequence[int], error_of: ErrorOf) -> None:
-        """Fail the requests of queued envs, which no process will run."""
-
-    def inputs_of_row(self, index: int) -> Inputs:
-        """Return the posted request of an env, and the requests before it."""
 
 
 def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, streams: bool) -> None:
@@ -93,7 +72,7 @@ class QueuedRows(Job):
         ids: Those that wait.
     """
 
-    def __init__(self, table: EnvTable, group: GroupOfEnvs, ids: list[int]) -> None:
+    def __init__(self, table: EnvTable, group: EnvsOfActor, ids: list[int]) -> None:
         self._table = table
         self._group = group
         self._ids = ids
@@ -147,7 +126,7 @@ class RowsJob(Job):
     call_id = -1  # that of no frame: workers complete rows without a reply
     needs_permit = True
 
-    def __init__(self, table: EnvTable, group: GroupOfEnvs, actor: Actor, recycler: Recycler) -> None:
+    def __init__(self, table: EnvTable, group: EnvsOfActor, actor: Actor, recycler: Recycler) -> None:
         self.actor: Actor = actor
         self._table = table
         self._group = group

@@ -248,6 +248,7 @@ class EnvTable:
         if requests or flags != self.episodes.no_flags:
             for index in envs.ids:
                 if flags[index] or index in requests:
+                    self._start(index)
                     ops[index], payload = self._encode(index, ops[index])
                     if payload is not None:
                         payloads[index] = payload
@@ -275,8 +276,14 @@ class EnvTable:
     # (2) For a reset within the step. Under the other rules of autoreset, the worker does not use the seed.
     # (3) If it has no place in the row. `PAYLOAD` says that there is a payload.
 
+    def _start(self, index: int) -> None:
+        """Restart the seeds of an env whose request has a seed, and have the future of the request count as running."""
+        self.begin_seeds(index)
+        if (future := self.request(index).future) is not None:
+            future.set_running()
+
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
-        """Encode a request that is off the fast path, and return the operation and payload. Its future is running now.
+        """Write the seed of a request that is off the fast path into the row; return the operation and the payload.
 
         Whether it is a reset decides which seed it gets, and the seed is a part of the payload if the row is too small.
         """
@@ -287,7 +294,6 @@ class EnvTable:
             op |= NO_AUTORESET  # the next process does the reset
         if request.future is not None:
             op |= RING
-            request.future.set_running()
         seed = self.rows.seeds[index] = self._seed_for(index, op)
         if seed is not None and seed <= _LARGEST_SEED:
             self.slab.seeds[index] = seed
@@ -296,10 +302,9 @@ class EnvTable:
         return (op, None) if payload is None else (op | PAYLOAD, payload)
 
     def _seed_for(self, index: int, op: int) -> int | None:
-        """Return the seed of an env's reset, or of the reset within its step. A seed of the user begins its seeds."""
+        """Return the seed of an env's reset, or of the reset within its step; None for none."""
         if not op & RESET:
             return self.episodes.next_seeds[index]
-        self.begin_seeds(index)
         if (seed := self.request(index).seed) is not None:
             return seed
         return self.episodes.seed_of_reset(index, self.rows.incarnations[index])

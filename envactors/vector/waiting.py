@@ -5,30 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from envactors.actor.actor import Actor
 from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.slab import Slab
 from envactors.system.polling import Doorbell, Poller, remaining
-
-
-class PostedEnvs(Protocol):
-    """The envs of one actor, as threads that wait for their results see them.
-
-    Attributes:
-        actor: The actor.
-    """
-
-    actor: Actor
-
-    def count_missing(self) -> int:
-        """Return how many outcomes of its envs are missing."""
-
-    def check_memory(self, finished: int) -> str:
-        """Return a text if the worker claims to have finished rows which are not complete."""
+from envactors.vector.selection import EnvsOfActor
 
 
 class _Sleeper:
@@ -40,7 +23,7 @@ class _Sleeper:
         self.sleep: Callable[[float | None], object] = self._poller.poll
         bell.register(self._poller)
 
-    def watch_workers(self, groups: Sequence[PostedEnvs], process_changes: int) -> None:
+    def watch_workers(self, groups: Sequence[EnvsOfActor], process_changes: int) -> None:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
             for group in groups:
@@ -56,15 +39,15 @@ class _Sleeper:
 class ResultWaiters:
     """The threads that wait for results of a vector.
 
-    An example: of eight envs, 0 to 5 were sent steps, and ``recv(min_envs=3)`` waits. Rows 6 and 7 of idle envs count
-    as written, and row 0 is written by now, so ``written == 3``. Two more outcomes are needed, so ``missing == 2``
-    and ``wanted == 5``, which all workers get as `RING_AT`. Row 3 is the fourth written row, and wakes nobody. Row 1
-    is the fifth: its worker rings, and the thread finds ``missing == 0``.
+    A thread that needs `m` more outcomes while `w` rows are written sleeps until `w + m` rows are: that sum is its
+    *ring_at*. Workers get the smallest one of all threads, as `RING_AT`. The worker whose row makes the rows of all
+    workers reach it rings its doorbell. All threads watch it; each counts again, and sleeps on if outcomes are missing.
+    Workers with such a number also ring for each failure, and all workers ring at the end of the rows of a `step`.
 
-    So a thread that needs `m` more outcomes while `w` rows are written *wants* `w + m` written rows. Workers get the
-    smallest number that any thread wants. The worker whose row makes the rows of all workers reach that number rings
-    its doorbell. All threads watch it; each counts again, and sleeps on if outcomes are missing. Workers with such a
-    number also ring for each failure, and all workers ring at the end of the rows of a `step`.
+    An example: of eight envs, 0 to 5 were sent steps, and ``recv(min_envs=3)`` waits. Rows 6 and 7 of idle envs count
+    as written, and row 0 is written by now, so ``written == 3``. Two more outcomes are needed, so ``missing == 2`` and
+    ``ring_at == 5``. Row 3 is the fourth written row, and wakes nobody. Row 1 is the fifth: its worker rings, and the
+    thread finds ``missing == 0``.
 
     Whoever makes any other change rings the doorbell of this object: callers that post or take rows, and the loop for
     outcomes that are in no row and for new processes.
@@ -75,11 +58,11 @@ class ResultWaiters:
 
     Attributes:
         groups: The envs of each actor.
-        sleepers: Those of the threads that wait now, with the number of written rows that each wants; 0 for none.
+        sleepers: Those of the threads that wait now, with the ``ring_at`` of each; 0 for none.
     """
 
     def __init__(self, slab: Slab, streams: bytearray) -> None:
-        self.groups: Sequence[PostedEnvs] = ()
+        self.groups: Sequence[EnvsOfActor] = ()
         self.sleepers: dict[_Sleeper, int] = {}
         self._slab = slab
         self._streams = streams
@@ -144,7 +127,7 @@ class ResultWaiters:
                 sleeper.sleep(seconds)
         finally:
             if self.sleepers.pop(sleeper, 0):
-                self._publish_wanted()
+                self._publish_ring_at()
             if not self._is_closed:
                 self._idle.append(sleeper)
             elif not self.sleepers:
@@ -153,28 +136,26 @@ class ResultWaiters:
     def _count_and_publish(self, sleeper: _Sleeper, count_missing: Callable[[], int], *, until_failure: bool) -> int:
         """Return how many outcomes are missing; if some are, tell the workers first at how many rows to ring.
 
-        A number also has them ring for each failure, which rows of a `step` do not do otherwise. So a thread that waits
-        for a failure gives a number even if it wants all rows.
-
         Workers write rows meanwhile, which could make the thread sleep forever in two ways:
 
         - A row is written, or posted, between the counts of written rows and of missing outcomes. Their sum then counts
           it twice, or not at all, and no number of rows may ever reach it. So both are counted until the number of
-          written rows is the same before and after.
-        - A row is written before its worker can read the wanted number. It rings for nothing, and no later row may make
-          up for it. So the missing outcomes are counted once more after the number was published.
+          written rows is the same before and after. If all rows are wanted, the number is right however they change.
+        - A row is written before its worker can read ``ring_at``. It rings for nothing, and no later row may make up
+          for it. So the missing outcomes are counted once more after the number was published.
         """
         while True:
             written = self._count_written()
             missing = count_missing()
-            wanted = min(written + missing, len(self._streams))
-            # If all rows are wanted, the number is right however they change.
-            if not missing or wanted == len(self._streams) or written == self._count_written():
+            ring_at = min(written + missing, len(self._streams))
+            wants_all = ring_at == len(self._streams)
+            if not missing or wants_all or written == self._count_written():
                 break
-        # If all rows are wanted, and all are those of a `step`, the rings at their ends are enough.
-        if missing and (until_failure or wanted < len(self._streams) or 1 in self._streams):
-            self.sleepers[sleeper] = wanted
-            self._publish_wanted()
+        # All rows of a `step` end with a ring. But without a number, none of them rings for a failure.
+        rings_at_ends_suffice = wants_all and not until_failure and 1 not in self._streams
+        if missing and not rings_at_ends_suffice:
+            self.sleepers[sleeper] = ring_at
+            self._publish_ring_at()
             missing = count_missing()
         return missing
 
@@ -190,14 +171,14 @@ class ResultWaiters:
         if mine is not None and missing > sum(group.count_missing() for group in self.groups if group is not mine):
             raise mine.actor.errors.called_by_own_env()
 
-    def _publish_wanted(self) -> None:
+    def _publish_ring_at(self) -> None:
         """Tell workers at how many written rows to ring; with a number, they also ring for each failure."""
         while True:
-            wanted = min(filter(None, self.sleepers.values()), default=0)
+            ring_at = min(filter(None, self.sleepers.values()), default=0)
             for group in self.groups:
                 if (page := group.actor.page) is not None:
-                    page.ring_at(wanted)
-            if wanted == min(filter(None, self.sleepers.values()), default=0):
+                    page.ring_at(ring_at)
+            if ring_at == min(filter(None, self.sleepers.values()), default=0):
                 return
             self.ring()  # this has overwritten the number of another thread, which may have missed a ring
 

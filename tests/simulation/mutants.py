@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOAN + "_check", "self.end()", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
-    Mutant(WAITING + "_count_and_publish", "wanted < len(self._streams) or 1 in self._streams", "False", HANGS),
-    Mutant(WAITING + "_count_and_publish", "_wanted()\n        missing = count_missing()", "_wanted()", HANGS),
+    Mutant(WAITING + "_count_and_publish", "wants_all and not until_failure and 1 not in self._streams", "True", HANGS),
+    Mutant(WAITING + "_count_and_publish", "_ring_at()\n        missing = count_missing()", "_ring_at()", HANGS),
     Mutant(WAITING + "_count_and_publish", "min(written + missing, len(self._streams))", "len(self._streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.

@@ -200,11 +200,11 @@ def test_a_thread_that_publishes_late_does_not_hide_what_another_one_wants(stage
     def publish_between(wanted):
         monkeypatch.undo()
         waiters.sleepers[early] = 1
-        waiters._publish_wanted()
+        waiters._publish_ring_at()
         ring_at(wanted)
 
     monkeypatch.setattr(page, "ring_at", publish_between)
-    waiters._publish_wanted()
+    waiters._publish_ring_at()
     assert [stage.worker(position).page.counters[RING_AT] for position in range(4)] == [1] * 4
     waiters.sleepers.clear()
 
