@@ -80,7 +80,7 @@ Results, waiting, and the rest:
     row_reader      Copies results out of rows, and unpickles them
     batching        Makes a batch of single results
     results         `EnvStep`, `Batch`, and `EnvSnapshot`, as users get them, and the infos of failures
-    selection       Some envs of a vector
+    selection       Some envs of a vector, and the envs of one actor as jobs and waiting threads see them
     timing          How long steps and resets take
     options         The options of vectors
     inputs          Checks of arguments and options

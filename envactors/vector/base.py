@@ -46,7 +46,7 @@ class Engine(abc.ABC):
     Attributes:
         episodes, all_envs: As above.
         on_failure: What happens after a failure.
-        envs_per_process: For each worker, how many envs run one after another; in-process, a list of the number of all.
+        envs_per_process: For each worker, how many envs run one after another; in-process, one entry: all envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
         batcher: Batches results.
@@ -240,7 +240,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def required_incarnation(self, index: int) -> int | None:
-        """Return the only process whose state of an env counts; None for any.
+        """Return the incarnation that a snapshot must come from; None if any will do.
 
         Raises:
             ActorError: The episode of the env was lost with its process.

@@ -328,7 +328,8 @@ class RowEngine(Engine):
         """
         table, rows = self.table, self.table.rows
         if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.written_ids != rows.posted_ids:
-            return rows.count_unwritten()  # too few if a written row lacks a large part, which comes with another ring
+            # Too few if a written row lacks a large part, which comes with another ring.
+            return len(envs.ids) - rows.count_written()
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
@@ -384,7 +385,7 @@ class RowEngine(Engine):
         """
         table, reader = self.table, self.reader
         contents = None
-        if reader.has_objects or not table.rows.infos.all_plain():
+        if table.last_rows.has_objects or not table.rows.infos.all_plain():
             contents, error = try_to_read(lambda: reader.read_contents(envs.ids), lambda: version == table.version)
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is

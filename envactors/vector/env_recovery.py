@@ -154,7 +154,7 @@ class EnvRecovery:
         table, request = self._table, self._table.request(index)
         is_step = request.method == "step"
         last = self._reader.copy_last(index) if is_step else None
-        answer = request.partial_answer or ResetAnswer(last, truncates=is_step)
+        answer = request.partial_answer or ResetAnswer(last, answers_failed_step=is_step)
         seed = request.seed if keeps_seed else None
         options = None if is_step else request.payload
         reset = EnvRequest(request.method, request.future, seed, options, answer._replace(error=error))

@@ -35,13 +35,13 @@ class EnvReplays:
     def jobs_for_process(self, *, is_renewal: bool) -> list[Job]:
         """Return the jobs that a new process runs first.
 
-        1. Begin the journals anew if nothing is to be replayed. Without replays that includes the attributes. In a
-           fresh process that the user has asked for, only attributes are set again.
+        1. Forget requests that will not be replayed. Unless ``on_failure`` is "replay", these are all, and the
+           attributes; after a renewal, all but the attributes.
         2. Settle the queued requests which need an episode that is thereby gone.
         3. Make a job for each journal that has something to repeat.
 
         Args:
-            is_renewal: Whether the user has asked for a fresh process.
+            is_renewal: Whether a `Renewal` has replaced the last process: by the user, or between two episodes.
         """
         journals = self._table.journals
         for index in self._indices:

@@ -208,7 +208,7 @@ class InlineEngine(Engine):
         if last is not None:
             fields = last.obs, last.reward, last.terminated, last.truncated, last.info
             self._last.take(index, fields, snapshot.is_start)
-            self._last.change_process(index, reply.incarnation)
+            self._last.set_incarnation(index, reply.incarnation)
         self.episodes.restore(index, snapshot)
 
     def read_last(self, index: int) -> EnvStep | None:
@@ -276,7 +276,7 @@ class InlineEngine(Engine):
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
             if ends or flags[index] & CLEARED_BY_STEPS:
-                self._last.change_process(index, self._actor_by_env[index].process.incarnation)
+                self._last.set_incarnation(index, self._actor_by_env[index].process.incarnation)
                 episodes.record(index, ends=ends, is_reset=False)
             else:
                 record_bare_step(index)
@@ -344,7 +344,7 @@ class InlineEngine(Engine):
         If the interrupt came in a reset within a step, the episode has ended, and the next step resets the env.
         """
         for interrupted in self._running_batches:
-            self._drop(self.select(interrupted.ids))
+            self._drop(interrupted.ids)
             self._envs_without_result.update(interrupted.ids)
             for index in interrupted.ids:
                 self.episodes.forget_failed_resets(index)  # it may have been in a retry
@@ -384,7 +384,7 @@ class InlineEngine(Engine):
         except Exception as error:
             self._lose(running, Progress.ENDED, error, "reset", episode_is_over=True)
             return False
-        self._last.change_process(index, incarnation)
+        self._last.set_incarnation(index, incarnation)
         self._requests_beside_steps[index] += 1
         episodes.record(index, ends=False, is_reset=True)
         return True
@@ -439,14 +439,9 @@ class InlineEngine(Engine):
         # In-process, the restart policy limits only how often a reset is repeated.
         most = max(1, min(policy.max_restarts, most_failures(policy, waits=False)))
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        facts = RequestFacts(
-            user_called_reset=user_called_reset,
-            has_result=self.episodes.has_result(index),
-            ran_reset=loss.activity.method == "reset",
-            failed_resets=self.episodes.failed_resets[index],
-            most_failures=most,
-            reports_lost_episode=True,
-        )
+        has_result, failed_resets = self.episodes.has_result(index), self.episodes.failed_resets[index]
+        ran_reset = loss.activity.method == "reset"
+        facts = RequestFacts(user_called_reset, has_result, ran_reset, failed_resets, most, reports_lost_episode=True)
         loss = loss._replace(may_continue=actor.is_usable)
         decision = self.episodes.settle_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
@@ -483,16 +478,16 @@ class InlineEngine(Engine):
             # The results are dropped once they are copied: an interrupt leaves them to the next attempt.
             if not failures and not self.batcher.infers_spec:
                 batch = self._last.read_batch(envs, infos)
-                self._drop(envs)
+                self._drop(envs.ids)
                 return batch
             steps = list(map(self._last.read, ids, infos))
-            self._drop(envs)
+            self._drop(envs.ids)
             return self._batch(envs, steps, failures, caller)
 
-    def _drop(self, envs: Selection) -> None:
+    def _drop(self, ids: list[int]) -> None:
         """Forget the results and errors of envs."""
         for outcomes in filter(None, (self._pending_infos, self._pending_errors)):
-            for index in envs.ids:
+            for index in ids:
                 outcomes.pop(index, None)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
@@ -505,5 +500,5 @@ class InlineEngine(Engine):
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline
         self._check_caller(envs.ids)
-        self._drop(envs)
+        self._drop(envs.ids)
         self._envs_without_result.difference_update(envs.ids)

@@ -29,7 +29,7 @@ class InlineLastResults:
         keeps_infos: Whether infos may have to be returned again.
 
     Attributes:
-        are_first: Whether each observation is the first of its episode, and the env is still there to continue it.
+        are_first: Whether each observation is the first of its episode.
     """
 
     def __init__(self, described: Description, count: int, *, keeps_infos: bool) -> None:
@@ -70,8 +70,8 @@ class InlineLastResults:
         self._observations[index] = obs
         return info
 
-    def change_process(self, index: int, incarnation: int) -> None:
-        """Record the process that has returned the last result of an env, and returns the next ones."""
+    def set_incarnation(self, index: int, incarnation: int) -> None:
+        """Record the incarnation that has returned the last result of an env, and returns the next ones."""
         self._incarnations[index] = incarnation
 
     def truncate(self, index: int, incarnation: int, *, is_first: bool) -> None:
@@ -82,7 +82,7 @@ class InlineLastResults:
         self._terminated[index], self._truncated[index] = False, True
         self._rewards[index] = self._no_reward
         self.are_first[index] = is_first
-        self.change_process(index, incarnation)
+        self.set_incarnation(index, incarnation)
 
     def info(self, index: int) -> Any:
         """Return a copy of the info of an env; an empty one if infos are not kept."""

@@ -22,9 +22,9 @@ class LastRows:
 
     A result becomes the last one
 
-    - when it is delivered (`take_rows`, or `take_row`), or dropped by a call of ``reset``,
-    - before that, when its env must continue from it: for a future, with a reset in the next process, or if it cannot
-      be unpickled and the error is raised,
+    - when it is delivered (`take_rows`, or `take_row` in `EnvTable.set_idle`), or dropped by a call of ``reset``,
+    - when its copy goes to a future, or a reset in the next process completes the answer (`take_row` in `EnvGroup`),
+    - when it cannot be unpickled, and the error is raised (`take_row` in `EnvRecovery`),
     - with a restored snapshot (`write`), or at the end of a rollout (`note_written`).
 
     A request that has failed changes nothing here, unless its answer is the last result, truncated (`truncate`).

@@ -16,7 +16,7 @@ class RowResult(NamedTuple):
         leaves: The leaves of the observation; None for each one that is an object, which is in ``content``.
         reward: The reward; None if it is an object, which is in ``content``, too.
         content: The info and the objects, pickled; None if the info is empty and there are no objects.
-        failure: The error of an earlier attempt, which the info will have as ``info["failure"]``; None for none.
+        error: The error of an earlier attempt, which the info will have as ``info["failure"]``; None for none.
         before: The last result of the episode that the failure has ended, for ``final_obs`` and ``final_info`` of the
             info; None for none.
     """
@@ -28,7 +28,7 @@ class RowResult(NamedTuple):
     truncated: bool
     content: bytes | memoryview | None
     incarnation: int
-    failure: Outcome | None = None
+    error: Outcome | None = None
     before: RowResult | None = None
 
 
@@ -47,23 +47,23 @@ class ResetAnswer(NamedTuple):
 
     Attributes:
         step: The result that goes into ``final_obs`` and ``final_info``; None if none does.
-        truncates: Whether it is a step that has failed.
+        answers_failed_step: Whether the request is a step that has failed.
         error: The error of the last attempt; None if none has failed.
     """
 
     step: RowResult | None
-    truncates: bool
+    answers_failed_step: bool
     error: Outcome | None = None
 
     def complete(self, reset: RowResult) -> RowResult:
         """Return the answer, given the result of the reset. Runs no code of users."""
         step = self.step
-        if step is None or self.truncates:
-            return reset._replace(truncated=self.truncates, failure=self.error, before=step)
+        if step is None or self.answers_failed_step:
+            return reset._replace(truncated=self.answers_failed_step, error=self.error, before=step)
         content = reset.content
         if step.content is not None:  # env code may have overwritten the marker of its info
             content = join(content, step.content, takes_reward=step.reward is None)
-        return step._replace(leaves=reset.leaves, content=content, incarnation=reset.incarnation, failure=self.error)
+        return step._replace(leaves=reset.leaves, content=content, incarnation=reset.incarnation, error=self.error)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -49,7 +49,7 @@ class RowProgress(NamedTuple):
     """How far a worker has come with its rows.
 
     Attributes:
-        unfinished: The steps whose rows are not complete.
+        unfinished: The steps and resets whose rows are not complete, in the order in which the worker runs them.
         running: The one of them that runs; None if none does.
         since: When the worker last began one (`time.monotonic`).
     """
@@ -193,7 +193,7 @@ class RowsJob(Job):
             self.actor.jobs.end(self)
 
     def activity(self) -> Activity | None:
-        """Return the step that the worker runs, or begins next; None if all rows are complete."""
+        """Return the step or reset that the worker runs, or begins next; None if all rows are complete."""
         progress = self.progress()
         if progress.running is not None or not progress.unfinished:
             return progress.running

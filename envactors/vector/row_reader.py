@@ -37,12 +37,10 @@ class RowReader:
 
     Attributes:
         copies: As above.
-        has_objects: Whether observations or rewards have leaves without a place in rows.
     """
 
     def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
         self.copies: bool = copies
-        self.has_objects: bool = table.last_rows.has_objects
         self._table = table
         self._rows = table.rows
         self._slab = table.slab
@@ -70,7 +68,7 @@ class RowReader:
         """
         rows = self._rows
         contents = [rows.infos.decode(index, rows.overflow.get(index)) for index in ids]
-        if self.has_objects and not all(objects for _, objects in contents):
+        if self._table.last_rows.has_objects and not all(objects for _, objects in contents):
             raise ValueError("a row has no objects")
         return contents
 
@@ -184,9 +182,9 @@ class RowReader:
         others = iter(objects)
         leaves = [next(others, None) if leaf is None else leaf for leaf in row.leaves]
         obs = unflatten(self._layout.observation, iter(leaves))
-        if row.failure is not None:
+        if row.error is not None:
             before = None if row.before is None else self.read(row.before)
-            info = failure_info(info, row.failure, before and (before.obs, before.info))
+            info = failure_info(info, row.error, before and (before.obs, before.info))
         return EnvStep(row.env_id, obs, reward, row.terminated, row.truncated, info, row.incarnation)
 
     def read_truncated(self, last: RowResult, error: Outcome) -> EnvStep:

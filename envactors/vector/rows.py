@@ -90,9 +90,9 @@ class Rows:
         # Only now, since the worker writes the encoding before the call id.
         return self.infos.encodings[index] < OVERFLOW or index in self.overflow
 
-    def count_unwritten(self) -> int:
-        """Return how many rows are not written, while all envs are posted."""
-        return int(np.count_nonzero(self.slab.written_ids != self._posted_id_array))
+    def count_written(self) -> int:
+        """Return how many rows are written; those of envs that are not posted count."""
+        return int(np.count_nonzero(self.slab.written_ids == self._posted_id_array))
 
     def lacks_autoreset(self, index: int) -> bool:
         """Return whether the step in a complete row ended its episode, and left the autoreset to the next process."""

@@ -133,7 +133,7 @@ class EnvTable:
         self.outcomes: dict[int, Outcome] = {}
         self.outcome_at: dict[int, float] = {}
         self.version: int = 0
-        self.waiters: ResultWaiters = ResultWaiters(rows.slab, rows.streamed)
+        self.waiters: ResultWaiters = ResultWaiters(rows)
         self.rollouts_in_flight: int = 0
         self._deadlines = deadlines
         # For each status, the value of ``status`` if all envs have it.
@@ -180,7 +180,7 @@ class EnvTable:
         return self.requests.get(index, _BARE_STEP)
 
     def activity(self, index: int, *, started_at: float = 0.0, method: str | None = None) -> Activity:
-        """Return the request of an env as an `Activity`, for deadlines and errors."""
+        """Return the request of an env, running or not, as an `Activity`, for deadlines and errors."""
         method = method or ("reset" if self.rows.ops[index] & RESET else self.request(index).method)
         call_id = self.rows.posted_ids[index] if self.was_posted(index) else 0
         return Activity(method, index, call_id, started_at, self._deadlines.of(method))

@@ -6,11 +6,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from envactors.mailbox.control_page import FINISHED
-from envactors.mailbox.slab import Slab
 from envactors.system.polling import Doorbell, Poller, remaining
+from envactors.vector.rows import Rows
 from envactors.vector.selection import EnvsOfActor
 
 
@@ -53,19 +51,17 @@ class ResultWaiters:
     outcomes that are in no row and for new processes.
 
     Args:
-        slab: The rows.
-        streams: Whether the last request of each env streams; see `envactors.vector.rows.Rows`.
+        rows: The rows.
 
     Attributes:
         groups: The envs of each actor.
         sleepers: Those of the threads that wait now, with the ``ring_at`` of each; 0 for none.
     """
 
-    def __init__(self, slab: Slab, streams: bytearray) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.groups: Sequence[EnvsOfActor] = ()
         self.sleepers: dict[_Sleeper, int] = {}
-        self._slab = slab
-        self._streams = streams
+        self._rows = rows
         self._bell = Doorbell()
         self._process_changes = 0
         self._idle: list[_Sleeper] = [_Sleeper(self._bell)]
@@ -144,24 +140,21 @@ class ResultWaiters:
         - A row is written before its worker can read ``ring_at``. It rings for nothing, and no later row may make up
           for it. So the missing outcomes are counted once more after the number was published.
         """
+        count = len(self._rows.streamed)
         while True:
-            written = self._count_written()
+            written = self._rows.count_written()
             missing = count_missing()
-            ring_at = min(written + missing, len(self._streams))
-            wants_all = ring_at == len(self._streams)
-            if not missing or wants_all or written == self._count_written():
+            ring_at = min(written + missing, count)
+            wants_all = ring_at == count
+            if not missing or wants_all or written == self._rows.count_written():
                 break
         # All rows of a `step` end with a ring. But without a number, none of them rings for a failure.
-        rings_at_ends_suffice = wants_all and not until_failure and 1 not in self._streams
+        rings_at_ends_suffice = wants_all and not until_failure and 1 not in self._rows.streamed
         if missing and not rings_at_ends_suffice:
             self.sleepers[sleeper] = ring_at
             self._publish_ring_at()
             missing = count_missing()
         return missing
-
-    def _count_written(self) -> int:
-        """Return how many rows are written."""
-        return int(np.count_nonzero(self._slab.posted_ids == self._slab.written_ids))
 
     def _check_no_deadlock(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than the other actors have missing."""
