@@ -36,10 +36,9 @@ def make_room() -> int | None:
             return _original
         if wanted > highest:
             raise LaunchRefusedError(
-                f"{count} file descriptors are open, and a worker is started only while at most {hard - _NEEDED} are. "
-                f"Of the {hard} that the hard limit allows (ulimit -Hn), {_NEEDED} are kept free: for the start, which "
-                "opens some for a moment, and as a reserve for the program's own files. Raise the hard limit, or start "
-                "fewer processes (envs_per_actor, max_workers)"
+                f"{count} file descriptors are open, and a worker is started only if {_NEEDED} more fit below the hard "
+                f"limit of {hard} (ulimit -Hn): for the start, which opens some for a moment, and as a reserve for the "
+                "program's own files. Raise the hard limit, or start fewer processes (envs_per_actor, max_workers)"
             )
         raised = min(highest, max(wanted, soft + _STEP))
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
