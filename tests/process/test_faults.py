@@ -288,12 +288,15 @@ def test_deadlines_count_from_when_the_call_could_start_and_have_their_own_for_s
 
 
 def test_the_start_deadline():
-    with ea.spawn(lambda: time.sleep(60), deadlines=ea.Deadlines(start=UP + 0.5)) as actor:
-        error, took = timed(actor.anything().result)
+    for deadline in (UP + 0.5, 10 * UP):
+        with ea.spawn(lambda: time.sleep(600), deadlines=ea.Deadlines(start=deadline)) as actor:
+            error, took = timed(actor.anything().result)
         assert isinstance(error, ea.ActorStartError)
-        assert UP + 0.5 <= took < UP + 1.5
+        assert deadline <= took < deadline + SOON
         assert isinstance(error.__cause__, ea.ActorTimeoutError)
-        assert "in <lambda>" in error.__cause__.stacks
+        if error.__cause__.stacks:  # on a busy machine, a worker may need longer to come as far as its factory
+            break
+    assert "in <lambda>" in error.__cause__.stacks
 
 
 def test_a_deadline_with_retries_runs_the_call_again(tmp_path):
