@@ -55,7 +55,8 @@ class TrajectoryBuffer:
             VectorEnvError: There is too little memory.
         """
         own, actions = self.trajectory.layout, self.trajectory.actions
-        self._set_layout(own._replace(action=own.action or layout.action, extras=own.extras or layout.extras))
+        action = layout.action if own.action is None else own.action
+        self._set_layout(own._replace(action=action, extras=own.extras or layout.extras))
         self.trajectory.actions = actions or self.trajectory.actions  # those without an array have no region
 
     def _set_layout(self, layout: TrajectoryLayout) -> None:

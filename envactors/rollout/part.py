@@ -184,12 +184,16 @@ class RolloutPart(Job):
         )
 
     def _mirror_steps(self) -> None:
-        """Send the memory of the next step to the other machine. The steps come back with the reply."""
+        """Send the memory from the next step on, as far as envs have got, to the other machine.
+
+        All envs have their last observation there: the policy gets it, and the reply brings it back with the steps.
+        """
         worker, buffer = self.actor.process.worker, self._terms.buffer
         indices, step = self.progress.indices, self.progress.next_step
+        end = max(step + 1, *self.progress.accepted_steps.values())  # some envs may be ahead by several steps
         assert worker is not None, "jobs start in a live process"
         steps = MirroredSteps(buffer.places, buffer.pickled_layout, indices, step)
-        worker.mirror(steps, buffer.trajectory.pack(indices, step, step + 1))
+        worker.mirror(steps, buffer.trajectory.pack(indices, step, end))
 
     def activity(self) -> Activity | None:
         """Return what the worker runs, or else the order as a whole; None without a worker.
@@ -241,9 +245,9 @@ class RolloutPart(Job):
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
             self.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
-            return self._end_if_decided()
-
-        reply = load_message(OrderReply, frame.payload)
+            reply = OrderReply()
+        else:
+            reply = load_message(OrderReply, frame.payload)
         self._sends_recipe = reply.must_make_policy
         self._recover_raised()
         if reply.needed_layout is not None:

@@ -220,9 +220,10 @@ class RolloutEnvs:
     def failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity.
 
-        After a step or reset, that is its env, unless its result was complete. After a call of the policy, that is each
-        env whose action it was choosing, unless it had written them. An env whose episode is over fails in neither: its
-        next process repeats the last observation.
+        After a step or reset, that is its env, unless its result was complete. After a call of the policy, also of its
+        `load`, that is each env whose action comes next, unless that was written. So a policy that crashes in each
+        process ends with the rollout. An env whose episode is over fails in neither: its next process repeats the last
+        observation.
         """
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]

@@ -21,8 +21,9 @@ from envactors.mailbox import packing
 from envactors.mailbox.control_page import FINISHED, METHOD_POLICY, METHOD_STEP
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps
-from envactors.rollout import part
+from envactors.rollout import part, policy_runner
 from envactors.rollout.messages import RAISED
+from envactors.rollout.trajectory import Trajectory
 from envactors.vector.episodes import NEEDS_RESET, RETIRING
 from envactors.vector.table import IDLE
 
@@ -358,6 +359,34 @@ def test_an_env_that_raises(stages, policy, on_failure):
     assert stage.table.rollouts_in_flight == 0
     stage.check()
     stage.reset(seed=1)
+
+
+def test_an_env_that_raises_in_an_order_that_fails_needs_a_reset(stages, policy, monkeypatch):
+    policy.actions = {1: RAISE}
+    stage = make(stages, 1, autoreset="disabled", on_failure="renew")
+    monkeypatch.setattr(policy_runner, "OrderReply", lambda **_: pytest.fail("no reply"))
+    with pytest.raises(pytest.fail.Exception):
+        stage.play(stage.envs.rollout, 4)
+    assert stage.episodes.flags[0] & NEEDS_RESET
+
+
+def test_another_machine_gets_the_observations_of_envs_that_are_ahead(stages, monkeypatch):
+    """Env 1 has taken step 6, and lost its episode in step 7, while the next process runs step 5 of env 0."""
+    stage = make(stages, envs_per_actor=2)
+    stage.envs.rollout_async(9)
+    part = stage.actor().jobs.running
+    trajectory, sent = part.progress.trajectory, []
+    monkeypatch.setattr(stage.worker(), "mirror", lambda _, content: sent.append(content))
+    trajectory.observations[0][7, 1] = 7
+    trajectory.truncated[6, 1] = True
+    with monkeypatch.context() as patch:
+        patch.setattr(part.progress, "accepted_steps", {0: 5, 1: 7})
+        part._mirror_steps()
+    received = Trajectory(trajectory.layout, [bytearray(size) for size in trajectory.sizes])
+    received.unpack(range(2), sent[0])
+    assert received.observations[0][7, 1].tolist() == [7] * 3
+    assert received.truncated[6].tolist() == [False, True]
+    stage.run()
 
 
 @PACKED
