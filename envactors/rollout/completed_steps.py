@@ -98,6 +98,6 @@ def _last_seeded_start(plan: EnvPlan, starts: bytes) -> tuple[int, int] | None:
         starts: Whether each step has begun an episode.
     """
     last = starts.count(1) - 1
-    if last > 0 and (seed := plan.seed_of_episode(last)) is not None:
+    if last > 0 and (seed := plan.seed_after(last)) is not None:
         return starts.rindex(1), seed
     return (starts.index(1), plan.seed) if last >= 0 and plan.seed is not None else None

@@ -105,9 +105,8 @@ class WorkerRolloutEngine(RolloutEngine):
         # change.
         lock.repair_if_interrupted()
 
-        # This rollout continues the last one in flight, even if that ends meanwhile.
-        before = next(reversed(self._in_flight), None)
-        self._check_startable(before)
+        continued = self._in_flight[-1] if self._in_flight else None
+        self._check_startable(continued)
 
         pickled = self._pickle_parameters(parameters)
         with lock:
@@ -117,17 +116,18 @@ class WorkerRolloutEngine(RolloutEngine):
             group.recycler.measure_memory()
 
         with lock, lock.change(*self._actors):
-            before = next(reversed(self._in_flight), before)
+            if self._in_flight:  # else this continues the one that has ended meanwhile
+                continued = self._in_flight[-1]
             try:
-                self._check_startable(before)
+                self._check_startable(continued)
             except EnvActorsError as refusal:
                 raise lock.end_with(refusal)
             if written is not None:
                 self._parameters.record(*written)
             self._buffers.begin(buffer)
-            last_errors = {} if before is None else before.terms.last_errors
-            index, last, copies = self._next_index, self._parameters.last, self._engine.reader.copies
-            terms = RolloutTerms(self._recipe, last, index, buffer, copies, last_errors)
+            last_errors = {} if continued is None else continued.terms.last_errors
+            parameters, copies = self._parameters.last, self._engine.reader.copies
+            terms = RolloutTerms(self._recipe, parameters, self._next_index, buffer, copies, last_errors)
             rollout = RolloutInFlight(self, terms, hold, each=each)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
@@ -140,14 +140,14 @@ class WorkerRolloutEngine(RolloutEngine):
         self._table.lock.repair_if_interrupted()  # see `start`
         self._check_in_flight(fewer_than=1)
 
-    def _check_startable(self, before: RolloutInFlight | None) -> None:
+    def _check_startable(self, continued: RolloutInFlight | None) -> None:
         """Raise if no rollout can start; see `RolloutEngine.start`.
 
         Args:
-            before: The rollout that it continues, which may leave envs that need a reset; None for none.
+            continued: The rollout that it continues, which may leave envs that need a reset; None for none.
         """
         self._check_in_flight(fewer_than=MOST_IN_FLIGHT)
-        if before is None:
+        if continued is None:
             self._engine.episodes.check_steppable(self._engine.all_envs.ids)
         self._engine.check_open(self._engine.all_envs, "rollout")
 
@@ -212,9 +212,8 @@ class RolloutInFlight:
         """Resolve the futures whose parts have all ended."""
         for future, parts in tuple(self.parts_by_future.items()):
             if all(part.has_ended for part in parts):
-                is_failure = any(part.has_failed for part in parts)
-                future.set_outcome(LazyOutcome(self._read, parts, is_failure=is_failure))
-                del self.parts_by_future[future]  # a circle: the outcome refers to this
+                future.set_outcome(LazyOutcome(self._read, parts, is_failure=any(part.has_failed for part in parts)))
+                del self.parts_by_future[future]  # else the outcome and this would keep each other alive
         if not self.parts_by_future:
             self._forget(self)
 

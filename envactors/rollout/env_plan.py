@@ -94,14 +94,14 @@ class EnvPlan:
 
     def advance_seeds(self, count: int) -> None:
         """Have episodes begin, which take the seeds of this plan one after the other."""
-        self.seed = self.seed_of_episode(count)
+        self.seed = self.seed_after(count)
         self.next_episode += count
 
-    def seed_of_episode(self, later: int) -> int | None:
-        """Return the seed of the next episode (0), the one after it (1), and so on; None lets the env choose."""
-        if later == 0:
+    def seed_after(self, count: int) -> int | None:
+        """Return the seed of the episode that comes after so many others from here; None lets the env choose."""
+        if count == 0:
             return self.seed
-        return None if self.root_seed is None else episode_seed(self.root_seed, self.next_episode + later)
+        return None if self.root_seed is None else episode_seed(self.root_seed, self.next_episode + count)
 
     def fields(self) -> tuple[Any, ...]:
         """Return its attributes in their order, which are pickled in a tenth of the time."""

@@ -76,7 +76,7 @@ class EnvRunner:
         # The memory of fast results (see `_run_step`), if there may be some: all observations as one sequence of
         # numbers, how many numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape,
         # in half of NumPy's time.
-        self._fast_results: tuple[memoryview[Any], int, memoryview[Any]] | None = None
+        self._fast_results: tuple[Any, int, Any] = None, 0, None
         array, may_be_fast = self._array, layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
         if may_be_fast and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # a vector per env
             self._fast_results = array.reshape(-1).data, array.shape[2], trajectory.rewards.reshape(-1).data
@@ -149,15 +149,16 @@ class EnvRunner:
         Most results are *fast*: a vector of numbers (one leaf), a float, and a dict, of a step without a reset within
         it. This method writes them, since one call more per step makes rollouts of light envs 7 % slower. All
         other results go to `_write_result`, also if a fast result cannot be written, since its observation must be
-        converted or does not fit: that writes everything again, or raises.
+        converted or does not fit: that writes everything again, or raises. So the end of an episode, which must not be
+        written twice, comes last.
 
         Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
         """
         page, now = self._page, time.monotonic
         counters, times, steps_complete = page.counters, page.times, self._steps_complete
         actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
-        fast, num_envs = None if page.is_timing else self._fast_results, self.trajectory.layout.num_envs
-        has_raised = False
+        numbers, width, rewards = (None, 0, None) if page.is_timing else self._fast_results
+        num_envs, has_raised = self.trajectory.layout.num_envs, False
         for hosted, plan in begun:
             times[SINCE] = now()
             counters[METHOD] = METHOD_STEP
@@ -168,12 +169,11 @@ class EnvRunner:
                     continue
                 index = hosted.index
                 result = hosted.env.step(actions[index].copy() if copies_actions else actions[index])
-                if fast is not None and type(result) is tuple:
+                if numbers is not None and type(result) is tuple:
                     try:
                         obs, reward, terminated, truncated, info = result
                         ends = terminated or truncated
                         if isinstance(reward, float) and type(info) is dict and not (ends and plan.resets_within_step):
-                            numbers, width, rewards = fast
                             cell = step * num_envs + index
                             offset = (cell + num_envs) * width
                             numbers[offset : offset + width] = obs

@@ -55,14 +55,13 @@ class TrajectoryBuffer:
             VectorEnvError: There is too little memory.
         """
         own, actions = self.trajectory.layout, self.trajectory.actions
-        action = layout.action if own.action is None else own.action
-        self._set_layout(own._replace(action=action, extras=own.extras or layout.extras))
+        self._set_layout(own._replace(action=own.action or layout.action, extras=own.extras or layout.extras))
         self.trajectory.actions = actions or self.trajectory.actions  # those without an array have no region
 
     def _set_layout(self, layout: TrajectoryLayout) -> None:
         regions = self._regions.copy()  # if there is room for some of them only, none is kept
         try:
-            for index, size in enumerate(Trajectory(layout).sizes):
+            for index, size in enumerate(Trajectory(layout).sizes):  # without memory, it only computes them
                 if size and regions[index] is None:
                     regions[index] = Region(*self._memory.extend(size))
         except MEMORY_ERRORS as error:

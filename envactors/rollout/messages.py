@@ -41,7 +41,7 @@ class MirroredSteps(NamedTuple):
     first_step: int
 
     def write(self, regions: Sequence[memoryview | None], content: bytes | memoryview) -> None:
-        """Write the steps that the caller has sent: the first one, and those that some envs are ahead by."""
+        """Write the observations before the first step, and the steps that some envs are ahead by."""
         self._trajectory(regions).unpack(self.indices, content)
 
     def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:

@@ -68,7 +68,7 @@ class RolloutPart(Job):
         deliver: Called once the part has ended: `RolloutInFlight.deliver`.
 
     Attributes:
-        sole_waiter: The future that waits for no other part; None if there is none.
+        sole_waiter: The future that this part alone resolves; None if it shares one.
         progress: How far each env has got, and its errors.
         policy_error: The exception that ends the part and is none of an env or of the actor: raised by the policy, or
             because of its output. None without one.
@@ -90,9 +90,8 @@ class RolloutPart(Job):
         # - "begun": the trajectory has the last observations of the rows. The part runs, or waits for the next process.
         # - "ended": the rows have the last results of the trajectory.
         self._stage: Literal["new", "begun", "ended"] = "new"
-        # Whether the current order has the recipe of the policy. False for the first order: `set_policy` has made the
-        # policy in that process. True after a reply that it lacks the policy, and in each later process, which starts
-        # without one.
+        # Whether the worker needs the recipe of the policy: it has said so, or it is a later process than that of the
+        # first order, and starts without a policy.
         self._sends_recipe = False
         # The process of the last order; None before the first.
         self._incarnation: int | None = None
@@ -153,10 +152,7 @@ class RolloutPart(Job):
         progress, actor = self.progress, self.actor
         if self.has_ended:
             return None
-        if self._stage == "new":
-            progress.read_rows()
-            self._stage = "begun"
-            progress.fail_lost(self._terms.last_errors)
+        self._begin()
         progress.settle_lost_episodes(self.call_id)
         if self._end_if_decided():
             return None
@@ -169,6 +165,13 @@ class RolloutPart(Job):
         actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_runner.run_rollout, tuple(self._make_order()))))
         return self
+
+    def _begin(self) -> None:
+        """Take the last observations of the rows, once the earlier jobs of the actor have ended."""
+        if self._stage == "new":
+            self.progress.read_rows()
+            self._stage = "begun"
+            self.progress.fail_lost(self._terms.last_errors)
 
     def _make_order(self) -> Order:
         terms, progress = self._terms, self.progress
@@ -184,16 +187,15 @@ class RolloutPart(Job):
         )
 
     def _mirror_steps(self) -> None:
-        """Send the memory from the next step on, as far as envs have got, to the other machine.
+        """Send the memory from the next step on to the other machine, since some envs may be ahead by several steps.
 
-        All envs have their last observation there: the policy gets it, and the reply brings it back with the steps.
+        The steps come back with the reply.
         """
         worker, buffer = self.actor.process.worker, self._terms.buffer
         indices, step = self.progress.indices, self.progress.next_step
-        end = max(step + 1, *self.progress.accepted_steps.values())  # some envs may be ahead by several steps
         assert worker is not None, "jobs start in a live process"
         steps = MirroredSteps(buffer.places, buffer.pickled_layout, indices, step)
-        worker.mirror(steps, buffer.trajectory.pack(indices, step, end))
+        worker.mirror(steps, buffer.trajectory.pack(indices, step))
 
     def activity(self) -> Activity | None:
         """Return what the worker runs, or else the order as a whole; None without a worker.
@@ -258,18 +260,16 @@ class RolloutPart(Job):
         return self._end_if_decided()
 
     def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Return what an ended process has not completed.
+        """Accept the steps that an ended process has completed, and decide about the envs that have raised.
 
-        1. Accept the steps that it has completed. After a missed deadline, `on_late` has accepted those of this
-           machine, and the steps that the worker completed later are dropped.
-        2. Find what it was running. That is no step that has raised, which step 3 forgets.
-        3. Decide about the envs that have raised.
+        Returns:
+            What it has not completed.
         """
         if self._late is not None and not self._is_remote:
-            self.progress.drop_unaccepted()
+            self.progress.drop_unaccepted()  # completed after the deadline
         self._accept_completed()
-        uncompleted = super().settle_uncompleted(process)
-        self._recover_raised()
+        uncompleted = super().settle_uncompleted(process)  # asks `activity`, which must know who has raised
+        self._recover_raised()  # forgets that
         return uncompleted
 
     def inputs(self, culprit: Activity) -> Inputs:
@@ -295,8 +295,7 @@ class RolloutPart(Job):
         """End the part with an error, unless it has ended: no process will run the steps that are left."""
         if self.has_ended:
             return
-        if self._stage == "new":
-            self.progress.read_rows()  # its result has the last observations
+        self._begin()  # its result has the last observations
         self.progress.fail_all(error_of(self._activity_of_order))
         self._end()
 
@@ -328,27 +327,17 @@ class RolloutPart(Job):
     def _end(self) -> None:
         """End the part, unless it has ended.
 
-        1. The rows get the last results. The next part of the actor, and the next steps, begin with them.
-        2. The rollouts that continue this one get its errors, with which they fail the same envs.
-        3. The part has ended. Only now may anybody read its result, or start the next part.
-        4. The rollout resolves its futures if this was the last part that they wait for. The part forgets the rollout,
-           which is freed with its futures, not with its parts.
-        5. The actor continues: its process is replaced if that is due and another part follows, and otherwise before
-           the next request; the saves of envs are queued.
-
-        After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`, and thus this, again:
-
-        - Before the third step, the part has not ended. So all steps run; the first two may run twice.
-        - After it, this does nothing. `_end_parts` does the fourth step. Nobody does the fifth, since the repair after
-          an interrupt replaces the process anyway.
+        After an interrupt, `WorkerRolloutEngine._end_parts` calls `fail`, and thus this, again. So everything before
+        the part has ended may run twice. What follows may be skipped: `_end_parts` delivers, too, and the repair after
+        an interrupt replaces the process anyway.
         """
         if self.has_ended:
             return
-        self.progress.write_rows()
-        self._terms.last_errors.update(self.progress.errors_to_raise)
-        self._stage = "ended"
-        deliver, self._deliver = self._deliver, lambda: None
+        self.progress.write_rows()  # the next part of the actor, and the next steps, begin with them
+        self._terms.last_errors.update(self.progress.errors_to_raise)  # rollouts that continue this one fail these envs
+        self._stage = "ended"  # only now may anybody read its result, or start the next part
+        deliver, self._deliver = self._deliver, lambda: None  # so that the rollout is freed with its futures
         deliver()
-        if self._has_other_parts:
+        if self._has_other_parts:  # else the process is replaced, if that is due, before the next request
             self._renew_if_due(first=True)
         self._group.queue_saves()

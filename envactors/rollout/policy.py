@@ -128,23 +128,33 @@ def write_output(trajectory: Trajectory, indices: range, step: int, output: Any)
     layout, count, mine = trajectory.layout, len(indices), slice_of(indices)
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
-    expected = layout.extras or _specs_of_extras(extras)  # the first extras of any actor decide which there are
-    if layout.action is None or expected != layout.extras:
-        return layout._replace(action=action, extras=expected)
-    found = {name: (values.shape[1:], values.dtype) for name, values in extras.items()}
-    known = {name: (spec.shape, spec.dtype) for name, spec in expected}
-    if extras and found != known:
-        raise TypeError(f"the policy returned the extras {found} per env: expected {known}, as in an earlier step")
-    for (name, _), array in zip(expected, trajectory.extras, strict=True):
-        array[step, mine] = extras.get(name, 0)  # the trajectory may have those of an earlier rollout
-    values = split_batch(action, actions, count, "actions of the policy")
+    # The first extras of any actor decide which there are.
+    needed = layout._replace(action=action, extras=layout.extras or _specs_of_extras(extras))
+    if layout.action is None or needed.extras != layout.extras:
+        return needed
+    _write_extras(trajectory, step, mine, extras)
+    action_of_each = split_batch(action, actions, count, "actions of the policy")
     if isinstance(action, ArraySpec) and action.batchable:
-        trajectory.actions[0][step, mine] = values
+        trajectory.actions[0][step, mine] = action_of_each
         return None
-    for index, value in zip(indices, values, strict=True):
+    for index, value in zip(indices, action_of_each, strict=True):
         for array, leaf in zip(trajectory.actions, flatten(action, value), strict=True):
             array[step, index] = leaf
     return None
+
+
+def _write_extras(trajectory: Trajectory, step: int, mine: slice, extras: dict[str, npt.NDArray[Any]]) -> None:
+    """Write the extras of a step, or zeros if it has none: the memory may have those of an earlier rollout.
+
+    Raises:
+        TypeError: They differ from those of an earlier step.
+    """
+    found = {name: (values.shape[1:], values.dtype) for name, values in extras.items()}
+    known = {name: (spec.shape, spec.dtype) for name, spec in trajectory.layout.extras}
+    if extras and found != known:
+        raise TypeError(f"the policy returned the extras {found} per env: expected {known}, as in an earlier step")
+    for name, array in zip(known, trajectory.extras, strict=True):
+        array[step, mine] = extras.get(name, 0)
 
 
 def actions_at(trajectory: Trajectory, step: int, indices: range) -> Any:

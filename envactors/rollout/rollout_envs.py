@@ -69,12 +69,12 @@ class RolloutEnvs:
         self._table = group.table
         self._recovery = group.recovery
         self._buffer = buffer
-        # The envs whose next step has failed, and within which the next process resets them, as
-        # ``autoreset="same_step"`` demands.
+        # The envs whose step has failed under ``autoreset="same_step"``: the next process resets them, as the result of
+        # that step.
         self._reset_after_failure: set[int] = set()
-        # The plan of each env in the last order, by env; empty before the first order. Its seed is that of the next
-        # reset.
-        self._plans: dict[int, EnvPlan] = {}
+        # The plans of the last order, by env; empty before the first. Their seeds are kept up to date, and their kinds
+        # and first steps are not.
+        self._sent_plans: dict[int, EnvPlan] = {}
         # The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         self._incarnations: dict[int, int] = dict.fromkeys(group.indices, 0)
         # The content of each env's result before the rollout, in the order of ``indices``.
@@ -165,8 +165,8 @@ class RolloutEnvs:
             end: The step after the last one.
         """
         step, trajectory = self.accepted_steps[index], self.trajectory
-        begun = record_steps(self._table, trajectory, self._plans[index], index, range(step, end))
-        self._plans[index].advance_seeds(begun)
+        begun = record_steps(self._table, trajectory, self._sent_plans[index], index, range(step, end))
+        self._sent_plans[index].advance_seeds(begun)
         self.accepted_steps[index] = end
         self._incarnations[index] = self._table.rows.posted_incarnations[index]
         if index in self._reset_after_failure:
@@ -175,7 +175,7 @@ class RolloutEnvs:
             trajectory.kinds[step, index] = KIND_TRUNCATED
 
     def drop_unaccepted(self) -> None:
-        """Drop the steps that are complete, or have actions, and were not accepted. The next order runs them again."""
+        """Forget steps that are complete but not accepted, and the actions after the next step, whose own ones stay."""
         trajectory, first = self.trajectory, self.indices.start
         trajectory.steps_complete[slice_of(self.indices)] = list(self.accepted_steps.values())
         trajectory.steps_chosen[first] = min(trajectory.steps_chosen[first], self.next_step + 1)
@@ -196,8 +196,8 @@ class RolloutEnvs:
             if kind == KIND_RESET:
                 seed = episodes.seed_of_reset(index, table.rows.incarnations[index])
             next_episode = episodes.episode_numbers[index]
-            self._plans[index] = EnvPlan(first_step, kind, after_end, within_step, seed, root_seed, next_episode)
-        return [*self._plans.values()]
+            self._sent_plans[index] = EnvPlan(first_step, kind, after_end, within_step, seed, root_seed, next_episode)
+        return [*self._sent_plans.values()]
 
     def last_contents(self) -> list[bytes | None]:
         """Return the content of each env's last result; empty if all leaves of observations have arrays."""
@@ -211,7 +211,7 @@ class RolloutEnvs:
 
     def posted(self, index: int) -> PostedRequest:
         """Return the next step of an env as a row would have it."""
-        plan, is_reset = self._plans.get(index), self.next_kind(index) == KIND_RESET
+        plan, is_reset = self._sent_plans.get(index), self.next_kind(index) == KIND_RESET
         seed = None if plan is None else plan.seed
         return request_at(self._table, self.trajectory, self.accepted_steps[index], index, is_reset=is_reset, seed=seed)
 

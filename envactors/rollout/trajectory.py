@@ -154,41 +154,33 @@ class Trajectory:
             for array in with_first_row:
                 array[complete + 1 :, index] = 0
 
-    def pack(self, indices: range, start: int, end: int | None = None) -> bytearray:
-        """Serialize steps of some envs for another machine.
-
-        Args:
-            indices: Indices of the envs.
-            start: First step.
-            end: Step after the last one; None for everything that their worker has written.
-        """
-        if end is None:
-            written = max(int(self.steps_complete[slice_of(indices)].max()), int(self.steps_chosen[indices.start]))
-            end = min(max(start, written), self.layout.steps)
+    def pack(self, indices: range, start: int) -> bytearray:
+        """Serialize the steps of an actor's envs for another machine, from one step on, as far as they are written."""
+        written = max(int(self.steps_complete[slice_of(indices)].max()), int(self.steps_chosen[indices.start]))
+        end = min(max(start, written), self.layout.steps)
         blocks = ((0, block.tobytes()) for block in self._blocks(indices, start, end))
         return packing.pack([(start, b""), (end, b""), *blocks])
 
     def unpack(self, indices: range, content: bytes | memoryview) -> None:
         """Write steps that `pack` serialized."""
         (start, _), (end, _), *parts = packing.unpack(content)
-        # The sender may have had no room for extras, which come last.
+        # The sender may have had no room for actions or extras: see `_blocks`.
         for block, (_, part) in zip(self._blocks(indices, start, end), parts, strict=False):
             block[...] = np.ndarray(block.shape, block.dtype, part)
 
     def _blocks(self, indices: range, start: int, end: int) -> Iterator[npt.NDArray[Any]]:
         """Yield some envs and steps of each array.
 
-        Infos come after their sizes, which `unpack` must write first. Extras come last, since only one of two layouts
-        may have them: the caller adds room for those of one worker while another runs.
+        Infos come after their sizes, which `unpack` must write first. Extras come last, since only the layout of the
+        caller may have them: it adds room for those of one worker while another runs. Likewise for inferred actions,
+        although they come before the infos: a worker without room for them has run no step, and sends no infos.
         """
         mine = slice_of(indices)
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.num_envs)
-        observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.checksums, self.rewards, info_sizes, *self.actions]
-        counts, flags = self.counts[:, mine], self.flags[:, start : end + 1, mine]
-        yield from (counts, flags)
-        yield from observations
-        yield from (array[start:end, mine] for array in timed)
+        per_step: list[npt.NDArray[Any]] = [self.checksums, self.rewards, info_sizes, *self.actions]
+        yield from (self.counts[:, mine], self.flags[:, start : end + 1, mine])
+        yield from (array[start : end + 1, mine] for array in self.observations if array is not None)
+        yield from (array[start:end, mine] for array in per_step)
         for step, index in zip(*self.steps_with_infos(indices, start, end), strict=True):
             cell = self.cell(step, index)
             yield self.inline_infos[cell, : self.inline_info_sizes[cell]]

@@ -46,12 +46,6 @@ def test_steps_arrive_where_extras_have_room_meanwhile(sent):
     assert target.extras[0][1:, 1:].tolist() == expected
 
 
-def test_room_for_extras_keeps_actions_without_leaves():
-    buffer = TrajectoryBuffer(PLAIN._replace(action=()), ThreadMemory())
-    buffer.add_room(PLAIN._replace(extras=EXTRAS))
-    assert buffer.trajectory.layout.action == ()
-
-
 def test_room_for_actions_that_extras_did_not_get_is_not_taken_for_larger_actions(monkeypatch):
     buffer = TrajectoryBuffer(PLAIN._replace(action=None), ThreadMemory())
     extend, places = ThreadMemory.extend, []

@@ -379,9 +379,11 @@ def test_another_machine_gets_the_observations_of_envs_that_are_ahead(stages, mo
     monkeypatch.setattr(stage.worker(), "mirror", lambda _, content: sent.append(content))
     trajectory.observations[0][7, 1] = 7
     trajectory.truncated[6, 1] = True
+    trajectory.steps_complete[:] = [5, 7]
     with monkeypatch.context() as patch:
         patch.setattr(part.progress, "accepted_steps", {0: 5, 1: 7})
         part._mirror_steps()
+    trajectory.steps_complete[:] = 0
     received = Trajectory(trajectory.layout, [bytearray(size) for size in trajectory.sizes])
     received.unpack(range(2), sent[0])
     assert received.observations[0][7, 1].tolist() == [7] * 3
