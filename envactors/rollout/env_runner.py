@@ -154,11 +154,12 @@ class EnvRunner:
 
         Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
         """
-        page, now = self._page, time.monotonic
+        page, now, num_envs = self._page, time.monotonic, self.trajectory.layout.num_envs
         counters, times, steps_complete = page.counters, page.times, self._steps_complete
         actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
-        numbers, width, rewards = (None, 0, None) if page.is_timing else self._fast_results
-        num_envs, has_raised = self.trajectory.layout.num_envs, False
+        numbers, width, rewards = self._fast_results
+        may_be_fast = numbers is not None and not page.is_timing
+        has_raised = False
         for hosted, plan in begun:
             times[SINCE] = now()
             counters[METHOD] = METHOD_STEP
@@ -169,7 +170,7 @@ class EnvRunner:
                     continue
                 index = hosted.index
                 result = hosted.env.step(actions[index].copy() if copies_actions else actions[index])
-                if numbers is not None and type(result) is tuple:
+                if may_be_fast and type(result) is tuple:
                     try:
                         obs, reward, terminated, truncated, info = result
                         ends = terminated or truncated
