@@ -30,7 +30,7 @@ class ResultsWithoutArrays:
     Attributes:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
-        steps_complete: How many steps of each env are complete, by env.
+        accepted_steps: How many steps of each env are accepted, by env.
         errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
         errors_to_raise: The errors of the envs that did not continue, by env.
         policy_error: The first exception that a policy raised, or that its output has caused; None without one.
@@ -38,7 +38,7 @@ class ResultsWithoutArrays:
 
     infos: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
     objects: dict[tuple[int, int], list[Any]] = dataclasses.field(default_factory=dict)
-    steps_complete: dict[int, int] = dataclasses.field(default_factory=dict)
+    accepted_steps: dict[int, int] = dataclasses.field(default_factory=dict)
     errors_by_step: dict[tuple[int, int], BaseException] = dataclasses.field(default_factory=dict)
     errors_to_raise: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     policy_error: BaseException | None = None
@@ -53,10 +53,10 @@ class ResultsWithoutArrays:
             BaseException: Whatever unpickling raises.
         """
         progress = part.progress
-        if progress.errors_to_raise:
+        if progress.errors_to_raise:  # the memory after the accepted steps may have those of an earlier rollout
             progress.drop_unaccepted()
             progress.trajectory.clear_incomplete(progress.indices)
-        self.steps_complete.update(progress.accepted_steps)
+        self.accepted_steps.update(progress.accepted_steps)
         self._read_infos(progress)
         self.errors_by_step.update(_exceptions_of(progress.errors_by_step))
         self.errors_to_raise.update(_exceptions_of(progress.errors_to_raise))
@@ -147,7 +147,7 @@ def assemble(
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    was_run = np.arange(steps)[:, None] < [results.steps_complete[index] for index in indices]
+    was_run = np.arange(steps)[:, None] < [results.accepted_steps[index] for index in indices]
     observations = _observations(trajectory, results)
     spec = layout.inferred or layout.observation
     rollout = Rollout(

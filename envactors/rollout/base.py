@@ -19,7 +19,7 @@ RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
 
 
 class RolloutEngine(abc.ABC):
-    """Runs the rollouts of a vector. Until `set_policy` has succeeded, only that and the repair of actors use it.
+    """Runs the rollouts of a vector. Call `set_policy` first: before it succeeds, only the repair of actors uses this.
 
     Args:
         engine: Steps the envs.

@@ -21,8 +21,13 @@ from envactors.rollout.trajectory import Trajectory
 from envactors.vector.table import EnvTable
 
 
+def kinds_of_results(trajectory: Trajectory, index: int, start: int, end: int) -> bytes:
+    """Return the kinds of an env's steps without the repeats, which come last: only repeats follow a repeat."""
+    return trajectory.kinds[start:end, index].tobytes().rstrip(bytes([KIND_REPEAT]))
+
+
 def record_steps(table: EnvTable, trajectory: Trajectory, plan: EnvPlan, index: int, steps: range) -> int:
-    """Record consecutive steps of an env; return how many episodes have begun in them.
+    """Record consecutive steps of an env, except for repeats; return how many episodes have begun in them.
 
     Args:
         table: The envs of the vector.
@@ -31,8 +36,8 @@ def record_steps(table: EnvTable, trajectory: Trajectory, plan: EnvPlan, index: 
         index: The env.
         steps: The steps.
     """
-    kinds = trajectory.kinds[steps.start : steps.stop, index].tobytes().rstrip(bytes([KIND_REPEAT]))
-    steps = steps[: len(kinds)]  # only repeats follow a repeat, and they are not recorded
+    kinds = kinds_of_results(trajectory, index, steps.start, steps.stop)
+    steps = steps[: len(kinds)]
     if not steps:
         return 0
 

@@ -116,7 +116,7 @@ class WorkerRolloutEngine(RolloutEngine):
             group.recycler.measure_memory()
 
         with lock, lock.change(*self._actors):
-            if self._in_flight:  # else this continues the one that has ended meanwhile
+            if self._in_flight:  # else the last one has ended meanwhile, and this continues it
                 continued = self._in_flight[-1]
             try:
                 self._check_startable(continued)

@@ -1,9 +1,8 @@
 """The rules of episodes in a rollout: which kind of step an env takes next, and the seeds of its resets.
 
-    an episode runs        KIND_STEP
+    an episode runs        KIND_STEP     also after its end, if the vector does not check resets
     a reset is due         KIND_RESET    by autoreset or, in `RolloutEnvs`, after a failure
     the episode is over    KIND_REPEAT   and nothing resets the env before the end of the rollout
-                           KIND_STEP     likewise, but the vector checks no resets: the action goes to the env
 
 Caller and worker decide in turns, by the same rules:
 

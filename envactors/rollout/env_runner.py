@@ -158,8 +158,7 @@ class EnvRunner:
         counters, times, steps_complete = page.counters, page.times, self._steps_complete
         actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
         numbers, width, rewards = self._fast_results
-        may_be_fast = numbers is not None and not page.is_timing
-        has_raised = False
+        may_be_fast, has_raised = numbers is not None and not page.is_timing, False
         for hosted, plan in begun:
             times[SINCE] = now()
             counters[METHOD] = METHOD_STEP

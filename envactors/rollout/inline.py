@@ -86,7 +86,7 @@ class InlineRolloutEngine(RolloutEngine):
                 InlinePart(self._engine, buffer, policy, results).run()
             except Exception as error:
                 results.policy_error = results.policy_error or error
-        results.steps_complete.update(enumerate(buffer.trajectory.steps_complete.tolist()))
+        results.accepted_steps.update(enumerate(buffer.trajectory.steps_complete.tolist()))
         indices = range(policies[0].indices.start, policies[-1].indices.stop)
         versions = np.full(len(policies), self._version)
         is_failure = results.policy_error is not None or bool(results.errors_to_raise)

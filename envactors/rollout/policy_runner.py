@@ -103,12 +103,12 @@ class PolicyRunner:
             self._server.page.record_env(METHOD_POLICY, 0)
             output = self.policy.choose(step, env_runner.observations(step), env_runner.starts[step])
         needed_layout = env_runner.write_output(step, output)
-        if needed_layout is not None:
+        if needed_layout is None:
+            self._output_without_room = None
+            env_runner.steps_chosen[first] = step + 1
+        else:
             self._output_without_room = self.policy.rollout_index, step, output
-            return needed_layout
-        self._output_without_room = None
-        env_runner.steps_chosen[first] = step + 1
-        return None
+        return needed_layout
 
     def _load(self, parameters: Parameters) -> None:
         """Have the policy load parameters. Their arrays are read-only views of the shared memory."""

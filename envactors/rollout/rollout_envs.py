@@ -31,7 +31,7 @@ from envactors.errors import ActorError
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN
 from envactors.mailbox.slab import slice_of
 from envactors.replay import PostedRequest
-from envactors.rollout.completed_steps import record_steps, request_at
+from envactors.rollout.completed_steps import kinds_of_results, record_steps, request_at
 from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, kind_after_end, next_kind
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
@@ -109,8 +109,7 @@ class RolloutEnvs:
         Envs that have taken no steps keep their rows. Repeats are no results.
         """
         last_rows, slab, trajectory = self._table.last_rows, self._table.slab, self.trajectory
-        kinds, accepted = trajectory.kinds, self.accepted_steps.items()
-        taken = {index: steps - kinds[:steps, index].tobytes().count(KIND_REPEAT) for index, steps in accepted}
+        taken = {index: len(kinds_of_results(trajectory, index, 0, end)) for index, end in self.accepted_steps.items()}
         ids = [index for index in taken if taken[index]]
         after = np.array([taken[index] for index in ids], np.int64)
         buffer, last_step = last_rows.buffers(ids), after - 1
@@ -152,8 +151,7 @@ class RolloutEnvs:
         before = sum(self.accepted_steps.values())
         steps_complete = self.trajectory.steps_complete[slice_of(self.indices)].tolist()
         for index, complete in zip(self.indices, steps_complete, strict=True):
-            end = min(complete, self.steps)
-            if end > self.accepted_steps[index]:
+            if (end := min(complete, self.steps)) > self.accepted_steps[index]:
                 self._accept(index, end)
         return sum(self.accepted_steps.values()) - before
 
