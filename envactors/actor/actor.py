@@ -718,13 +718,13 @@ class Actor(ActorBase):
 
     def _close(self) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
-        self.phase = Phase.CLOSED
         self.process.worker = None
         self.jobs.drop_with_process()  # again, if a bug has ended the handling of an exit before it
         self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
         self.timers.cancel("check", "start", "read", "kill", "backoff", "close")
         self.tenant = NO_TENANT  # frees the memory of the vector
-        self.runtime.callbacks.submit(self._release)
+        self.runtime.callbacks.submit(self._release)  # which may run again
+        self.phase = Phase.CLOSED  # last: the repair of a bug in this method closes the actor again
 
     def _release(self) -> None:
         """Leave the backend and the runtime, in a thread where that may take long."""

@@ -108,6 +108,7 @@ class ActorProcess:
 
     def reap(self, worker: Worker) -> ExitReport:
         """Reap the ended process, and return the facts about its exit."""
+        self.report = ExitReport(reason=self.end_reason)  # if a bug ends this method, no other exit comes
         request, self._stacks = self._stacks, None  # it holds a descriptor
         stacks = "" if request is None else request.read()
         status = worker.reap()

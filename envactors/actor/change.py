@@ -149,9 +149,14 @@ class ChangeLock(RLock):
                 "state: let the handler set a flag, and use the actor after it"
             )
         self._frame = sys._getframe()
-        with self._scope:
-            for actor in dict.fromkeys(self._changing):
-                actor.repair(self._bug)
+        try:
+            with self._scope:
+                for actor in dict.fromkeys(self._changing):
+                    actor.repair(self._bug)
+        except Exception:
+            if self._bug is None or not runs_library_code_only():
+                raise
+            self._repair()  # of the bug; the event that waits for it may be the only one of another actor
 
     def is_held_here(self) -> bool:
         """Return whether the calling thread holds the lock."""

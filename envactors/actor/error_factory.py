@@ -169,7 +169,8 @@ class ErrorFactory:
             traceback = f"\n{failure.traceback.rstrip()}" if process.cause is None else ""
             advice = ""
             if isinstance(process.cause, ImportError):
-                is_only_here = process.cause.name in list(sys.modules)  # a name may be unhashable
+                name = vars(ImportError)["name"].__get__(process.cause)  # past a property of a subclass: code of a user
+                is_only_here = type(name) is str and name in sys.modules
                 advice = self._config.backend.traits.import_advice or (_BY_VALUE if is_only_here else "")
             return f"the {maker} of {who} raised {failure.text}{after}{traceback}" + (f": {advice}" if advice else "")
         if report.reason is EndReason.TIMEOUT:

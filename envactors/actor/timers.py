@@ -92,7 +92,7 @@ class DeadlineWatch:
         self.shortest: float = min([self._slow, *(limit for limit in limits if limit is not None)])
         self.next_check_at: float = math.inf
         # When the activity began that was reported as slow last.
-        self._reported = 0.0
+        self._reported = -math.inf
 
     def watch(self, started_at: float, deadline: float | None = None) -> None:
         """Schedule a check for an activity that starts now.

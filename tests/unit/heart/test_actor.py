@@ -1087,3 +1087,63 @@ def test_a_bug_in_a_repair_closes_the_actor(actors):
     with pytest.raises(ea.ActorClosedError):
         call(actor)
     assert backend.workers.empty()
+
+
+class Boom(Exception):
+    """A bug of this library, planted by a test."""
+
+
+def raise_once(monkeypatch, holder, name):
+    """Have a method raise when it is called for the first time."""
+    real = getattr(holder, name)
+
+    def broken(*args):
+        monkeypatch.setattr(holder, name, real)
+        raise Boom
+
+    monkeypatch.setattr(holder, name, broken)
+
+
+def test_an_actor_whose_worker_cannot_be_reaped_is_closed(actors, monkeypatch):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    close = worker.close
+
+    def broken():  # the end of `LocalWorker.reap`, which watches the worker no more
+        close()
+        raise Boom
+
+    monkeypatch.setattr(worker, "close", broken)
+    worker.crash()
+    with pytest.raises(ea.ActorClosedError, match="internal error"):
+        future.result(SOON)
+    wait_until(lambda: actor.closed.is_set)
+
+
+def test_a_dead_actor_whose_close_meets_a_bug_is_closed_nevertheless(actors, monkeypatch):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    raise_once(monkeypatch, actor.jobs, "fail_all")
+    actor.begin_close(None)
+    wait_until(lambda: actor.closed.is_set)
+
+
+class NamelessError(ImportError):
+    """Its name is code of a user, which must not run under the lock."""
+
+    @property
+    def name(self):
+        raise ValueError("code of a user")
+
+
+def test_an_import_error_of_a_factory_whose_name_is_computed_is_reported(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker()
+    worker.reply(worker.take(), tuple(pack_failure(NamelessError("no such module"), Fault.RAISED)), Kind.FAILED)
+    worker.take()
+    worker.crash()
+    with pytest.raises(ea.ActorStartError, match="no such module"):
+        future.result(SOON)

@@ -99,6 +99,27 @@ def test_an_interrupted_repair_is_made_again():
     assert thing.resets == 2
 
 
+def test_a_bug_in_a_repair_ends_no_change_of_another_actor():
+    lock, one, other, changed = ChangeLock(), Thing("a"), Thing("b"), []
+    with pytest.raises(Hit), lock, lock.change(one):
+        raise Hit
+    repair, bug = one.repair, Hit()
+
+    def broken(found):
+        one.repair = repair
+        raise bug
+
+    def change():
+        with lock, lock.change(other):
+            changed.append(other)
+
+    one.repair = broken
+    thread = LibraryThread(change, "test", runs_user_code=False)
+    thread.start()
+    thread.join()
+    assert (changed, one.resets, one.bug) == ([other], 1, bug)
+
+
 def test_a_nested_change_is_refused_and_the_outer_one_continues():
     lock, thing = ChangeLock(), Thing("a")
     with lock, lock.change(thing), pytest.raises(RuntimeError, match="'a'"), lock, lock.change(thing):

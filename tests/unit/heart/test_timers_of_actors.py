@@ -82,3 +82,9 @@ def test_a_request_that_an_interrupt_has_left_behind_does_not_count_as_running()
     stack.enter(Request(0, is_nested=False))  # the interrupt comes before the context begins
     assert stack.thread_of(range(1)) is None
     assert not stack.is_within(range(1))
+
+
+def test_a_step_that_began_when_the_machine_had_just_booted_is_reported(monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 90.0)
+    watch = DeadlineWatch(ea.Deadlines(slow=60.0), Timers(IdleLoop, lambda event, *args: event(*args)), print)
+    assert watch.judge_and_reschedule(Activity("step", 0, 1, 20.0)) is Judgment.SLOW
