@@ -59,8 +59,8 @@ _EXIT_GRACE = 1.0
 _STACKS_GRACE = 0.2
 # How long unpickling an exception may delay the end of the process that raised it, in seconds.
 _READ_PATIENCE = 10.0
-# Phases in which an actor that may close counts as closed: it has no process, or has killed it.
-_CLOSED_IF_CLOSING = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
+# Phases in which an actor has no process, or has killed it.
+_WITHOUT_PROCESS = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
 _REPLIES = (Kind.RESULT, Kind.FAILED)
 
 
@@ -155,7 +155,7 @@ class Actor(ActorBase):
     def state(self) -> ActorState:
         with self.lock:
             phase, process = self.phase, self.process
-            if phase is Phase.CLOSED or (phase in _CLOSED_IF_CLOSING and self._may_close):
+            if phase is Phase.CLOSED or (phase in _WITHOUT_PROCESS and self._needs_no_process):
                 return ActorState.CLOSED
             if phase is Phase.DEAD:
                 return ActorState.DEAD
@@ -265,12 +265,11 @@ class Actor(ActorBase):
             if future.done():
                 return False
 
-            # A call that was running in an earlier process may be queued for another try.
-            end = functools.partial(self.errors.not_run, reason=EndReason.ABORT)
-            was_queued = self._withdraw(future, lambda activity: future.set_exception(end(activity)))
-            if was_queued:
+            def fail(activity: Activity) -> None:
+                future.set_exception(self.errors.not_run(activity, EndReason.ABORT))
                 self.jobs.record_failed()
-            return was_queued
+
+            return self._withdraw(future, fail)  # a call that ran in an earlier process may wait to run again
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue, and start what waited behind it; see `Tenant.withdraw`."""
@@ -531,7 +530,8 @@ class Actor(ActorBase):
 
         Args:
             call_id: The call id of the request to close.
-            reason: Why the process ends; None if a factory has failed. If the actor closes, its timer "close" kills.
+            reason: Why the process ends; None if only a factory has failed. If the actor closes, its timer "close"
+                kills.
         """
         self._enter_stopping(reason)
         if reason is not EndReason.CLOSE and self.config.deadlines.close is not None:
@@ -644,8 +644,9 @@ class Actor(ActorBase):
         self.runtime.loop.call_soon(functools.partial(self.run_as_change, self._proceed))
 
     @property
-    def _may_close(self) -> bool:
-        """Whether the actor is closing, and no job that waits before the close gets a process."""
+    def _needs_no_process(self) -> bool:
+        """Whether the actor is closing, and no process comes for the jobs before the close, if there are any."""
+        # In ENDING and DEAD, the jobs that wait fail with the close.
         return self.is_closing and (self.phase in (Phase.ENDING, Phase.DEAD) or not self.jobs.has_jobs_before_close)
 
     def _proceed(self) -> None:
@@ -654,11 +655,11 @@ class Actor(ActorBase):
         if self.process.worker is not None:
             self.jobs.dispatch()  # in LIVE only; otherwise a reply or the exit of the worker leads on
         elif self.process.is_launching:
-            if (phase is not Phase.STARTING or self._may_close) and self.starter.withdraw():
+            if (phase is not Phase.STARTING or self._needs_no_process) and self.starter.withdraw():
                 self.handle_exit(ExitReport(reason=self.process.end_reason))
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(self.errors.actor_closed)
-        elif self._may_close:
+        elif self._needs_no_process:
             self._close()
         elif phase is Phase.NEW:
             self._start_process(self.process.incarnation)

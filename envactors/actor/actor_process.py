@@ -6,7 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 from envactors.actor.evidence import order_fatal_error
-from envactors.actor.states import EndReason, is_counted, is_crash
+from envactors.actor.states import EndReason, is_counted
 from envactors.backends.base import ExitStatus, LaunchRefusedError, Stacks, Worker
 from envactors.mailbox.messages import Failure
 
@@ -43,11 +43,6 @@ class ExitReport(NamedTuple):
         """Whether no node had room for it until its start deadline."""
         return self.status.refusal is not None and self.reason is EndReason.TIMEOUT
 
-    @property
-    def was_aborted(self) -> bool:
-        """Whether this library has ended it for another reason than a deadline."""
-        return not is_crash(self.reason) and self.reason is not EndReason.HELPER_LOST
-
 
 @dataclasses.dataclass(eq=False, slots=True)
 class ActorProcess:
@@ -67,8 +62,8 @@ class ActorProcess:
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
         end_reason: Why it ends, other than by itself; None as long as there is no reason. See `record_end_reason`.
-        is_uncounted: Whether the next process starts at once and is not counted as a restart, since any of the reasons
-            to end this one is not.
+        counts: Whether the next process counts as a restart, and waits for the backoff. It does not if any of the
+            reasons to end this one does not count.
         cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says
             which env raised.
     """
@@ -85,7 +80,7 @@ class ActorProcess:
     has_started: bool = False
     close_id: int | None = None
     end_reason: EndReason | None = None
-    is_uncounted: bool = False
+    counts: bool = True
     cause: BaseException | None = None
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
@@ -94,7 +89,7 @@ class ActorProcess:
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
-        self.is_uncounted |= not is_counted(reason)
+        self.counts &= is_counted(reason)
 
     def kill(self) -> None:
         """Kill the process if there is one."""

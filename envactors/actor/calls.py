@@ -57,8 +57,7 @@ class Call(Job):
         actor = self.actor
         if self.incarnation not in (None, actor.process.incarnation):
             unsent = self.activity()._replace(call_id=0, started_at=0.0)
-            self.fail(lambda _: actor.errors.process_gone(unsent, self.incarnation, actor.last_exit_error))
-            actor.jobs.record_failed()
+            actor.jobs.fail(self, lambda _: actor.errors.process_gone(unsent, self.incarnation, actor.last_exit_error))
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)

@@ -16,7 +16,7 @@ from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import RestartTracker, most_failures
 from envactors.actor.future import LazyOutcome
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, is_deliberate
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
@@ -104,11 +104,9 @@ class ErrorFactory:
         """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""
         who, where = self._locate(activity, incarnation, pid)
         lines = "".join(safe_traceback(cause)).rstrip()
-        text = (
-            f"the result of {activity.method} cannot be unpickled, {who}{_elapsed(where)}: {safe_repr(cause)}\n{lines}"
-        )
+        problem = f"the result of {activity.method} cannot be unpickled, {who}{_elapsed(where)}: {safe_repr(cause)}"
         # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
-        return _caused(errors.SerializationError(text, **where), cause.with_traceback(None))
+        return _caused(errors.SerializationError(f"{problem}\n{lines}", **where), cause.with_traceback(None))
 
     def no_memory_for_results(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of a step whose results have no room."""
@@ -141,7 +139,7 @@ class ErrorFactory:
         text = f"{who} {_describe_end(report)} {when}"
         if report.status.loss is not None:
             return errors.NodeLostError(text, **report.status.loss._asdict(), **_end_fields(report), **where)
-        return errors.ActorDiedError(text, aborted=report.was_aborted, **_end_fields(report), **where)
+        return errors.ActorDiedError(text, aborted=is_deliberate(report.reason), **_end_fields(report), **where)
 
     def start_failed(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
@@ -267,13 +265,12 @@ class ErrorFactory:
         self, activity: Activity | None = None, incarnation: int | None = None, pid: int | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Return where an error happened, in which activity if any: in words, and as the attributes of `ActorError`."""
-        name = self._config.name
         incarnation = self._get_incarnation() if incarnation is None else incarnation
         at = activity or Activity("", self._config.first_index)
         env = "" if self._config.is_executor or self._config.is_standby else f"env {at.index}, "
         process = "" if pid is None else f"pid {pid}, "
-        return f"actor {name!r} ({env}{process}incarnation {incarnation})", {
-            "actor": name,
+        return f"actor {self._config.name!r} ({env}{process}incarnation {incarnation})", {
+            "actor": self._config.name,
             "index": at.index,
             "pid": pid,
             "incarnation": incarnation,
@@ -304,7 +301,7 @@ def _describe_end(report: ExitReport) -> str:
         return f"was lost with its node {report.status.loss.node!r}, {report.status.loss.reason},"
     if report.corruption:
         return f"was killed, since it has overwritten memory that it shares with the caller ({report.corruption}),"
-    if report.was_aborted:
+    if is_deliberate(report.reason):
         return "was ended on purpose"
     if report.status.is_helper_lost:
         return "was killed, since its helper process was lost,"

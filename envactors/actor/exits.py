@@ -21,8 +21,9 @@ crash, deadline                  counted as a restart, after the backoff        
                                                                                       uses up one of them; else fails
 ===============================  ===================================================  ==================================
 
-An exit is not counted either if the user has killed or renewed the process while it was about to end for another
-reason. If the restart policy allows no more restarts, no process follows one that counts, and the actor is dead.
+If several reasons came together, one uncounted reason makes the exit uncounted: a user may kill or renew a process
+that is about to end for another reason. If the restart policy allows no more restarts, no process follows one that
+counts, and the actor is dead.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class _CountedExit(NamedTuple):
 
 
 class RestartTracker:
-    """The exits of an actor's processes that count against its restart policy: crashes, and those because of an env.
+    """The exits of an actor's processes that count against its restart policy.
+
+    These are crashes, missed deadlines, and replacements because an env raised.
 
     Args:
         policy: The policy.
@@ -151,7 +154,7 @@ class RestartTracker:
             is_first: Whether no start of the actor has succeeded before, nor has one failed and counted. For an actor
                 on demand, failed ones do not matter: each time that it is woken is a first try.
         """
-        if process.is_uncounted:
+        if not process.counts:
             return Plan(AfterExit.REPLACE)
 
         now = time.monotonic()

@@ -177,8 +177,7 @@ class ProcessExit(NamedTuple):
         """
         if self.plan.action is AfterExit.CLOSE:
             return False
-        is_counted_crash = is_crash(self.reason) and not self.process.is_uncounted
-        return is_counted_crash or self.reason is EndReason.HELPER_LOST
+        return self.reason is EndReason.HELPER_LOST or (is_crash(self.reason) and self.process.counts)
 
 
 class _EndOfProcess(Job):

@@ -248,7 +248,7 @@ class JobQueue:
         while self.waiting:
             if not self._actor.is_closing and self.try_begin_renewal():
                 return True
-            self._fail(self.waiting.popleft(), error_of)
+            self.fail(self.waiting.popleft(), error_of)
         if self.shared_jobs is not None:
             self.shared_jobs.on_unusable(self._actor)
         return False
@@ -268,10 +268,10 @@ class JobQueue:
         """Fail the renewal, if there is one."""
         renewal, self.renewal = self.renewal, None
         if renewal is not None:
-            self._fail(renewal, error_of)
+            self.fail(renewal, error_of)
 
-    def _fail(self, job: Job, error_of: ErrorOf) -> None:
-        """Fail a job, count it, and forget it."""
+    def fail(self, job: Job, error_of: ErrorOf) -> None:
+        """Fail a job that no longer waits, count it, and forget it."""
         if job.future is not None and not isinstance(job, Renewal):
             self.failed += 1
         job.fail(error_of)
@@ -333,6 +333,6 @@ class JobQueue:
         waiting = set(self.waiting)
         for job in tuple(self.unfinished):
             if fails_all or job not in waiting or job.call_id != 0:
-                self._fail(job, error_of)
+                self.fail(job, error_of)
         self.waiting = deque(job for job in self.waiting if job in self.unfinished)
         self.running = self.renewal = None

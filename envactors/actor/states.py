@@ -89,10 +89,14 @@ LIVE = Phase.LIVE
 
 
 class EndReason(enum.Enum):
-    """Why a process ends, other than by itself."""
+    """Why a process ends.
+
+    None, in place of a reason, is that of a process that ends by itself, or because a factory has failed; before the
+    end, it says that there is no reason to end the process.
+    """
 
     TIMEOUT = enum.auto()  # a deadline passed
-    ABORT = enum.auto()  # the user aborted a call, or killed the process
+    ABORT = enum.auto()  # the user aborted a call, or killed the process with restart=True
     RENEW = enum.auto()  # the user asked for another process, or the recycle policy did
     ENV_RAISED = enum.auto()  # one of its envs raised, and on_failure replaces the process
     INTERRUPT = enum.auto()  # an exception interrupted a change of the parent's state
@@ -103,6 +107,11 @@ class EndReason(enum.Enum):
 def is_crash(reason: EndReason | None) -> bool:
     """Return whether a process has crashed: it ended by itself (None), or missed a deadline."""
     return reason in (None, EndReason.TIMEOUT)
+
+
+def is_deliberate(reason: EndReason | None) -> bool:
+    """Return whether this library has ended a process for another reason than a deadline."""
+    return not is_crash(reason) and reason is not EndReason.HELPER_LOST
 
 
 def is_counted(reason: EndReason | None) -> bool:

@@ -149,8 +149,8 @@ MUTANTS = [
     Mutant(QUEUE + "withdraw", "self.waiting.remove(job)", "pass", ONCE),
     Mutant(QUEUE + "withdraw", "self._forget(job)", "pass", STATES),
     Mutant(QUEUE + "end", "self.dispatch()", "pass", HANGS),
-    Mutant(QUEUE + "_fail", "self._forget(job)", "pass", STATES),
-    Mutant(QUEUE + "fail_renewal", "self._fail(renewal, error_of)", "pass", HANGS),
+    Mutant(QUEUE + "fail", "self._forget(job)", "pass", STATES),
+    Mutant(QUEUE + "fail_renewal", "self.fail(renewal, error_of)", "pass", HANGS),
     Mutant(QUEUE + "end_renewal", "renewal.end(incarnation)", "pass", HANGS),
     Mutant(QUEUE + "start_in_process", "self.dispatch()", "pass", HANGS),
     Mutant(
@@ -161,7 +161,7 @@ MUTANTS = [
     Mutant(QUEUE + "handle_exit", "self.renewal = job", "pass", HANGS),
     Mutant(QUEUE + "handle_exit", "self.waiting.appendleft(job)", "self.waiting.append(job)", ORDER),
     Mutant(QUEUE + "handle_exit", "self._forget(job)", "pass", STATES),
-    Mutant(QUEUE + "repair", "self._fail(job, error_of)", "pass", INTERRUPTS),
+    Mutant(QUEUE + "repair", "self.fail(job, error_of)", "pass", INTERRUPTS),
     # The actor: callers and frames.
     Mutant(ACTOR + "on_frame", "self.phase is LIVE", "False", HANGS),
     Mutant(ACTOR + "abort", "future.set_exception", "(lambda error: None)", HANGS),

@@ -37,7 +37,7 @@ from envactors.vector.options import AUTORESETS
 )
 def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):
     report, error = ExitReport(reason=reason), ea.ActorDiedError("ended")
-    process = ActorProcess(0, is_uncounted=chosen is AfterExit.REPLACE)
+    process = ActorProcess(0, counts=chosen is not AfterExit.REPLACE)
     process_exit = ProcessExit(process, report, None, Uncompleted(), error, Plan(chosen))
     assert process_exit.allows_retry is expected
 
