@@ -12,7 +12,7 @@ class Activity(NamedTuple):
         method: Name of the method.
         index: Index of the env in its vector; 0 for a lone actor.
         call_id: Its call id; 0 if it has none yet.
-        started_at: When the worker was free to begin it (`time.monotonic`); 0.0 if it was not.
+        started_at: When the worker was free to begin it (`time.monotonic`); 0.0 if it has not been sent.
         deadline: How long it may run, in seconds; None for no limit.
     """
 

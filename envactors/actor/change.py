@@ -92,8 +92,8 @@ class ChangeLock(RLock):
     def __init__(self) -> None:
         super().__init__()
         self.last_call_id: int = 0
-        self._changing: tuple[Changeable, ...] = ()
-        self._frame: FrameType | None = None  # the frame that makes or repairs the change
+        self._actors: tuple[Changeable, ...] = ()
+        self._changing_frame: FrameType | None = None  # the frame that makes or repairs the change
         self._bug: BaseException | None = None  # the error of this library that has ended the change
         self._scope = _Scope(self)
 
@@ -110,20 +110,20 @@ class ChangeLock(RLock):
         Raises:
             RuntimeError: A signal handler or a finalizer has interrupted a change, and tries to make another one.
         """
-        if self._changing:
+        if self._actors:
             self._repair()
         # One statement, in the middle of which no signal handler runs: it would find half of the record.
-        self._changing, self._frame = actors, sys._getframe(1)
+        self._actors, self._changing_frame = actors, sys._getframe(1)
         return self._scope
 
     def end_with(self, error: AnyError) -> AnyError:
         """End the current change, at a point where the invariant holds; return the error to raise there."""
-        self._changing, self._frame = (), None
+        self._actors, self._changing_frame = (), None
         return error
 
     def include(self, actor: Changeable) -> None:
         """Have the current change concern another actor, too."""
-        self._changing += (actor,)
+        self._actors += (actor,)
 
     def repair_if_interrupted(self) -> None:
         """Repair an interrupted change, if there is one. Threads call this before they wait.
@@ -137,21 +137,21 @@ class ChangeLock(RLock):
                 "cannot wait for an actor in a signal handler or finalizer that has interrupted a look at its state: "
                 "let the handler set a flag, and use the actor after it"
             )
-        if self._changing:
+        if self._actors:
             with self:
                 self._repair()
 
     def _repair(self) -> None:
         if self.is_within_change():
-            names = ", ".join(repr(actor.name) for actor in self._changing)
+            names = ", ".join(repr(actor.name) for actor in self._actors)
             raise RuntimeError(
                 f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
                 "state: let the handler set a flag, and use the actor after it"
             )
-        self._frame = sys._getframe()
+        self._changing_frame = sys._getframe()
         try:
             with self._scope:
-                for actor in dict.fromkeys(self._changing):
+                for actor in dict.fromkeys(self._actors):
                     actor.repair(self._bug)
         except Exception:
             if self._bug is None or not runs_library_code_only():
@@ -167,8 +167,8 @@ class ChangeLock(RLock):
 
         In contrast to such a change, one that an exception has ended is repaired by the next one.
         """
-        frame: FrameType | None = sys._getframe() if self._changing else None
-        while frame is not None and frame is not self._frame:
+        frame: FrameType | None = sys._getframe() if self._actors else None
+        while frame is not None and frame is not self._changing_frame:
             frame = frame.f_back
         return frame is not None
 
@@ -186,13 +186,13 @@ class _Scope:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         lock, is_bug = self._lock, error is not None and runs_library_code_only()
-        # The change is done, or refused by `end_with`, or it is the repair after a bug and has met a bug, too.
-        if error is None or not lock._changing or (is_bug and lock._bug is not None):
-            lock._changing, lock._frame, lock._bug = (), None, None
+        # The change is done; or `end_with` has refused it; or the repair of a bug has met a bug, so give up.
+        if error is None or not lock._actors or (is_bug and lock._bug is not None):
+            lock._actors, lock._changing_frame, lock._bug = (), None, None
             return
 
-        lock._frame = None
+        lock._changing_frame = None
         lock._bug = error if is_bug else lock._bug
         # Other threads may wait for a result that only the repair provides. Call this here, not deeper in the stack: a
         # RecursionError may have ended the change.
-        lock._changing[0].runtime.loop.call_soon(lock.repair_if_interrupted)
+        lock._actors[0].runtime.loop.call_soon(lock.repair_if_interrupted)

@@ -60,7 +60,7 @@ class Owner(Protocol):
         """Read the reply in the calling thread until a time of `time.monotonic`, if that is possible."""
 
 
-class _Condition(RLock):
+class _WaiterLock(RLock):
     """The lock that `concurrent.futures.wait` and `as_completed` hold while they look at the state of a future.
 
     Under the lock, these functions read the state of the future, and add a waiter if the call has not ended. In the
@@ -68,24 +68,24 @@ class _Condition(RLock):
     must never block: it may be the loop's, and an interrupt may have left the lock held. So it publishes the state
     later, and there are two states:
 
-    1. The thread that ends the call writes `actual_state`, without the lock.
-    2. The next thread that acquires the lock copies it to `visible_state`, the one that these functions read. Waiters
-       that were added before have seen no end: they are copied to `unnotified`. Later threads see it, and add none.
-    3. A callback thread acquires the lock once the call has ended, and notifies the waiters in `unnotified`.
+    1. The thread that ends the call writes `state`, without the lock.
+    2. The next thread that acquires the lock copies it to `state_for_waiters`, which these functions read. Waiters that
+       were added before have seen no end: they are copied to `early_waiters`. Later threads see it, and add none.
+    3. A callback thread acquires the lock once the call has ended, and notifies the waiters in `early_waiters`.
 
     Attributes:
-        actual_state: The state of the future. Its owner writes it, without this lock.
-        visible_state: The state as it was when the lock was last acquired. The thread that holds the lock writes it.
+        state: The state of the future. Its owner writes it, without this lock.
+        state_for_waiters: The state when the lock was last acquired. The thread that holds the lock writes it.
         waiters: The waiters of the future, which these functions add under the lock.
-        unnotified: The waiters that were added before the end was visible. The thread that holds the lock writes them,
-            and a callback thread notifies and removes them.
+        early_waiters: The waiters that were added before the end was visible. The thread that holds the lock writes
+            them, and a callback thread notifies and removes them.
         may_have_waiters: Whether a thread has acquired the lock, and may have added a waiter.
     """
 
-    actual_state: str = _PENDING
-    visible_state: str = _PENDING
+    state: str = _PENDING
+    state_for_waiters: str = _PENDING
     waiters: Sequence[Any] = ()
-    unnotified: Sequence[Any] = ()
+    early_waiters: Sequence[Any] = ()
     may_have_waiters: bool = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -104,9 +104,9 @@ class _Condition(RLock):
 
     def publish_state(self) -> None:
         """Make the actual state visible. The lock must be held, unless an interrupt has left it to another thread."""
-        if self.visible_state != self.actual_state:
-            self.visible_state = self.actual_state
-            self.unnotified = [*self.waiters]
+        if self.state_for_waiters != self.state:
+            self.state_for_waiters = self.state
+            self.early_waiters = [*self.waiters]
 
 
 class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
@@ -134,7 +134,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     _done_callbacks: Any = ()  # or a list
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
-        self._condition: Any = _Condition()
+        self._condition: Any = _WaiterLock()
         self.owner: Owner = owner
         self._keep_alive: Any = keep_alive
         # Reentrant: a signal handler may ask for the result while its thread reads it.
@@ -147,7 +147,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         def _state(self) -> str:
             """The state that `concurrent.futures` sees. In a fork that would wait forever, reading it raises."""
             self._check_will_end()
-            return self._condition.visible_state
+            return self._condition.state_for_waiters
 
         @property
         def _waiters(self) -> list[Any]:
@@ -184,22 +184,22 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def _get_snapshot(self) -> tuple[bool, bool, R | None, BaseException | None]:
         """Return whether it is done, whether it was canceled, the result, and the exception; for asyncio since 3.15."""
-        if self._condition.actual_state != _FINISHED:
+        if self._condition.state != _FINISHED:
             return self.done(), self.cancelled(), None, None
         error = self.exception()
         return True, False, self._result, error
 
     def done(self) -> bool:
         """Return whether the call has ended, or was canceled."""
-        return self._condition.actual_state not in (_PENDING, _RUNNING)
+        return self._condition.state not in (_PENDING, _RUNNING)
 
     def running(self) -> bool:
         """Return whether the call is running, or waits to be retried."""
-        return bool(self._condition.actual_state == _RUNNING)
+        return bool(self._condition.state == _RUNNING)
 
     def cancelled(self) -> bool:
         """Return whether the call was canceled."""
-        return bool(self._condition.actual_state == _CANCELED)
+        return bool(self._condition.state == _CANCELED)
 
     def cancel(self) -> bool:
         """Take the call out of the queue; return whether it is canceled. It is not if it is running or has ended."""
@@ -253,7 +253,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def __repr__(self) -> str:
         """Describe the future as the standard library does; name the type of an outcome only once it was read."""
-        state, error = self._condition.actual_state.partition("_")[0].lower(), self._exception
+        state, error = self._condition.state.partition("_")[0].lower(), self._exception
         if state == "finished" and self._outcome is None:
             state += f" returned {type(self._result).__name__}" if error is None else f" raised {type(error).__name__}"
         return f"<{type(self).__name__} at {id(self):#x} state={state}>"
@@ -273,7 +273,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
             while not self.done() and not self._ended.wait(remaining(until)):
                 if remaining(until) == 0.0:
                     raise concurrent.futures.TimeoutError
-        if self._condition.actual_state != _FINISHED:
+        if self._condition.state != _FINISHED:
             raise concurrent.futures.CancelledError
         if self._outcome is not None:
             with self._reading:
@@ -290,15 +290,15 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def set_running(self) -> None:
         """Mark the call as running; a retried call is already."""
         condition = self._condition
-        if condition.actual_state == _PENDING:
-            condition.actual_state = _RUNNING
+        if condition.state == _PENDING:
+            condition.state = _RUNNING
 
     def set_outcome(self, outcome: Outcome) -> None:
         """End the call. If it has ended before, only notify those that wait, which completes an interrupted call."""
         condition = self._condition
-        if condition.actual_state in (_PENDING, _RUNNING):
+        if condition.state in (_PENDING, _RUNNING):
             self._outcome = outcome
-            condition.actual_state = _FINISHED
+            condition.state = _FINISHED
         self._notify()
 
     def set_result(self, result: R) -> None:
@@ -311,8 +311,8 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def set_canceled(self) -> None:
         """Mark a call that was taken out of the queue as canceled."""
-        if self._condition.actual_state in (_PENDING, _RUNNING):
-            self._condition.actual_state = _CANCELED
+        if self._condition.state in (_PENDING, _RUNNING):
+            self._condition.state = _CANCELED
         self._notify()
 
     def _notify(self) -> None:
@@ -331,11 +331,11 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         # Waiters hold the lock only for a moment, unless an interrupt has kept one from releasing it.
         is_acquired = self._condition.acquire(timeout=_LOCK_PATIENCE)
         self._condition.publish_state()
-        while self._condition.unnotified:
-            waiter = self._condition.unnotified.pop()
+        while self._condition.early_waiters:
+            waiter = self._condition.early_waiters.pop()
             outcome = self._outcome  # a thread that reads it sets this to None
             is_failure = outcome.is_failure if outcome is not None else self._exception is not None
-            if self._condition.actual_state == _CANCELED:
+            if self._condition.state == _CANCELED:
                 waiter.add_cancelled(self)
             elif is_failure:
                 waiter.add_exception(self)

@@ -95,10 +95,10 @@ class Job:
         raise NotImplementedError
 
     def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
-        """Accept the results that an ended process has left in shared memory; return what it has not completed.
+        """Return what an ended process has not completed. A part of a rollout first accepts its results.
 
-        A call leaves none. It is the culprit if the worker had begun it, as its control page tells, or if the parent
-        has ended the process because of it.
+        A call is the culprit if the worker had begun it, as its control page tells, or if the parent has ended the
+        process because of it.
         """
         assert process.worker is not None, "the job was sent to it"
         is_culprit = process.worker.page.progress().call_id == self.call_id or blames_request(process.end_reason)
@@ -133,6 +133,8 @@ class Uncompleted(NamedTuple):
         culprit: The activity that the exit is blamed on; None if it was idle, or had not begun the job.
         running: The step or reset of a row that was running; None if none was, or if the job has no rows.
         rows: The steps and resets of rows that are not complete, with the running one.
+
+    If the user aborts the step of env 1 while env 0 runs, `running` is that of env 0, and `culprit` that of env 1.
     """
 
     culprit: Activity | None = None

@@ -45,8 +45,8 @@ class JobQueue:
     """The jobs of one actor. Every method runs within a change of the actor.
 
     A job enters by `enqueue`, by `start_in_process`, or as rows by `try_run_rows`. It leaves by its reply, by `end`, by
-    the exit of the process, or by an error. Between two changes, every unfinished job is in one place: in `waiting`,
-    in `running`, or in `renewal`. While the worker is free, a job waits only if it or one before it needs
+    the exit of the process, or by an error. Between two changes, every job in `unfinished` is in one place: in
+    `waiting`, in `running`, or in `renewal`. While the worker is free, a job waits only if it or one before it needs
     a permit.
 
     The methods are reentrant. A dispatch may end the running rows, whose results may make the tenant queue other jobs:
@@ -60,7 +60,7 @@ class JobQueue:
     Attributes:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
-            until a ring, the next job, or the end of the process.
+            until a ring, the next job, or the end of the process; a `RowsJob` is never in `unfinished`.
         renewal: The renewal between two processes: from the exit of the old one until the start of the new one. If
             there is no process at its turn in the queue, it is here from then on.
         unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
@@ -111,7 +111,9 @@ class JobQueue:
     # From the queue to the worker ------------------------------------------------------------------------
 
     def enqueue(self, job: Job, *, first: bool = False) -> None:
-        """Queue a job, and start it if the worker is free. Without a process, the loop handles it.
+        """Queue a job, and start it if the worker is free.
+
+        In BACKOFF, DEAD, and CLOSED, the loop looks at it soon; in other phases it waits.
 
         Args:
             job: The job.
@@ -278,7 +280,7 @@ class JobQueue:
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
-        """Remove a job from `unfinished`. A future of it has ended: `repair` fails what an interrupt leaves there."""
+        """Remove a job from `unfinished`. Its future has ended: after an interrupt, `repair` fails the jobs there."""
         self.unfinished.pop(job, None)
 
     # The process -----------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ class ProcessStarter:
     def __init__(self, actor: StartingActor) -> None:
         self._actor = actor
         self._backend_use: Use | None = None
-        # The last worker, if it counts as ended although its code may still be running.
-        self._maybe_alive: Worker | None = None
+        # The last worker, if it counts as ended, and nobody has confirmed yet that none of its code is running.
+        self._unconfirmed_worker: Worker | None = None
 
     def open(self) -> None:
         """Begin to use the backend.
@@ -96,7 +96,7 @@ class ProcessStarter:
             self._adopt(process.worker)
             return
         process.is_launching = True
-        if self._maybe_alive is None:
+        if self._unconfirmed_worker is None:
             self._submit_launch()
 
     def _adopt(self, worker: Worker) -> None:
@@ -174,16 +174,16 @@ class ProcessStarter:
     def withdraw(self) -> bool:
         """Withdraw the launch; return False if it has begun, so that a worker or a failure follows."""
         # A launch that waits for a certain end was never submitted, and is not once the process no longer launches.
-        return self._maybe_alive is not None or self._actor.runtime.launcher.withdraw(self._launch)
+        return self._unconfirmed_worker is not None or self._actor.runtime.launcher.withdraw(self._launch)
 
     def record_end(self, worker: Worker, *, is_certain: bool) -> None:
         """Record that a worker counts as ended, and whether it is certain that none of its code is running."""
-        self._maybe_alive = None if is_certain else worker
+        self._unconfirmed_worker = None if is_certain else worker
 
     def on_certain_end(self, worker: Worker) -> None:
         """Launch the process that has waited for the certain end of this worker, if there is one."""
-        if worker is self._maybe_alive:
-            self._maybe_alive = None
+        if worker is self._unconfirmed_worker:
+            self._unconfirmed_worker = None
             if self._actor.process.is_launching:
                 self._submit_launch()
 
@@ -198,5 +198,5 @@ class ProcessStarter:
         Returns:
             The worker; None if no standby is ready, or while code of this actor's last worker may still be running.
         """
-        standbys = self._actor.config.standbys if self._maybe_alive is None else ()
+        standbys = self._actor.config.standbys if self._unconfirmed_worker is None else ()
         return next(filter(None, (give_process(delay) for give_process in standbys)), None)

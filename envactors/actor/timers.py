@@ -14,8 +14,14 @@ from envactors.loop import Loop, Timer
 from envactors.mailbox.control_page import METHOD_NAMES, METHOD_POLICY
 from envactors.options import Deadlines
 
-# The timers of an actor: when to look at the running request, when the process must have started, when its exception
-# must have been read, when it must have ended by itself, when the next one starts, and when the actor must have closed.
+# The timers of an actor:
+#
+# check      look at the running request
+# start      the process must have started
+# read       its exception must have been read
+# kill       it must have ended by itself
+# backoff    the next one starts
+# close      the actor must have closed
 TimerName: TypeAlias = Literal["check", "start", "read", "kill", "backoff", "close"]
 # The shortest pause between two looks at a running request, in seconds. Limits may be shorter, or zero.
 SHORTEST_PAUSE = 0.01

@@ -147,8 +147,8 @@ class SharedFuture(ActorFuture[R]):
 class CallQueue(Generic[AnyCall]):
     """The calls that wait for any actor of a pool, and the actors that wait for a call.
 
-    It implements `envactors.actor.job_queue.SharedQueue`, for the actors whose `shared` it is. Use it under the lock of
-    the actors.
+    It implements `envactors.actor.job_queue.SharedQueue`, for the actors whose `shared_jobs` it is. Use it under
+    the lock of the actors.
 
     Args:
         actors: The actors.

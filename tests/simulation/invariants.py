@@ -33,7 +33,7 @@ class Invariants:
         Raises:
             Violation: Something does not hold.
         """
-        if self._lock._changing or self._lock._is_owned():
+        if self._lock._actors or self._lock._is_owned():
             return
         for envs in self._engine.groups:
             problem = self._find_in_actor(envs.actor, envs)

@@ -179,7 +179,9 @@ MUTANTS = [
     Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
     Mutant(ACTOR + "repair", "self.end_now(reason)", "pass", INTERRUPTS),
     Mutant(CHANGE + "ChangeLock.change", "self._repair()", "pass", INTERRUPTS),
-    Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame, lock._bug = (), None, None", "pass", INTERRUPTS),
+    Mutant(
+        CHANGE + "_Scope.__exit__", "lock._actors, lock._changing_frame, lock._bug = (), None, None", "pass", INTERRUPTS
+    ),
     Mutant(ACTOR + "end_now", "self.proceed_soon()", "pass", HANGS),
     Mutant(ACTOR + "end_now", "self.process.record_end_reason(reason)", "pass", BLAMES),
     Mutant(ACTOR + "end_now", "self.process.kill()", "pass", HANGS),

@@ -155,7 +155,7 @@ def test_a_refusal_repairs_nothing_and_keeps_no_frame_of_the_caller():
     with pytest.raises(Hit), lock, lock.change(thing):
         raise lock.end_with(Hit())
     lock.repair_if_interrupted()
-    assert (thing.resets, thing.soon, lock._frame) == (0, [], None)
+    assert (thing.resets, thing.soon, lock._changing_frame) == (0, [], None)
 
 
 def test_a_handler_that_interrupts_a_repair_cannot_change_the_actor():
@@ -173,4 +173,4 @@ def test_a_handler_that_interrupts_a_repair_cannot_change_the_actor():
     thing.repair = interrupted
     with lock, lock.change(thing):
         pass
-    assert (thing.resets, len(refused), lock._frame) == (1, 1, None)
+    assert (thing.resets, len(refused), lock._changing_frame) == (1, 1, None)

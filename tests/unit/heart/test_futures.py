@@ -109,7 +109,7 @@ def test_an_interrupted_reading_is_repeated(make):
 
 def test_the_first_outcome_counts_and_the_second_completes_an_interrupted_notification(make):
     future = make()
-    future._condition.actual_state = "FINISHED"  # the first call was interrupted here
+    future._condition.state = "FINISHED"  # the first call was interrupted here
     future._outcome = ReadyOutcome(1)
     thread, found = in_thread(lambda: future._ended.wait(SOON))
     future.set_outcome(ReadyOutcome(2))
