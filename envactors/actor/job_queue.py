@@ -273,7 +273,7 @@ class JobQueue:
             self.fail(renewal, error_of)
 
     def fail(self, job: Job, error_of: ErrorOf) -> None:
-        """Fail a job that no longer waits, count it, and forget it."""
+        """Fail a job, count it, and forget it."""
         if job.future is not None and not isinstance(job, Renewal):
             self.failed += 1
         job.fail(error_of)

@@ -91,8 +91,8 @@ LIVE = Phase.LIVE
 class EndReason(enum.Enum):
     """Why a process ends.
 
-    None, in place of a reason, is that of a process that ends by itself, or because a factory has failed; before the
-    end, it says that there is no reason to end the process.
+    None instead of a reason means that a process has ended by itself, or that only a factory has failed; before its
+    end, that nobody ends it.
     """
 
     TIMEOUT = enum.auto()  # a deadline passed
