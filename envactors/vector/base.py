@@ -252,15 +252,18 @@ class Engine(abc.ABC):
 
     def snapshot_of(self, index: int, checksum: int, state: bytes) -> EnvSnapshot:
         """Return the snapshot of an env whose state was saved."""
+        last, is_start = self.read_last(index), self.last_obs_is_first(index)
+        # Without checks of resets, only the last result tells that the episode is over.
+        has_ended = last is not None and not is_start and bool(last.terminated or last.truncated)
         return EnvSnapshot(
             env_id=index,
             state=state,
             checksum=checksum,
             root_seed=self.episodes.root_seeds[index],
             episode=self.episodes.episode_numbers[index],
-            resets_next=bool(self.episodes.awaits_autoreset[index]),
-            is_start=self.last_obs_is_first(index),
-            last=self.read_last(index),
+            resets_next=has_ended or bool(self.episodes.awaits_autoreset[index]),
+            is_start=is_start,
+            last=last,
         )
 
     def _conforming_last(self, snapshot: EnvSnapshot, index: int) -> EnvStep | None:

@@ -80,7 +80,7 @@ class EnvRecovery:
             activity=activity,
             may_continue=process_exit.plan.starts_another,
             reason=reason if is_blamed or reason is EndReason.ENV_RAISED else None,
-            may_blame_inputs=is_crash(reason),
+            may_blame_inputs=is_culprit and is_crash(reason),
             episode_is_over=activity.method == "reset",
         )
 

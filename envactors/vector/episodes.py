@@ -54,8 +54,7 @@ CLEARED_BY_STEPS: Final = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED
 #                           if it ran
 #     on_interrupt          NO_EPISODE    sets           sets                                           sets
 #     resume                EPISODE_RUNS                 clears        clears
-#     restore               EPISODE_RUNS  sets or clears clears        clears           clears, with    clears
-#                                                                                       a last result
+#     restore               EPISODE_RUNS  sets or clears clears        clears           sets or clears  clears
 #     disable_reset_checks                clears
 #
 # Without `checks_resets`, neither the end of an episode nor `restore` sets NEEDS_RESET.
@@ -335,9 +334,9 @@ class Episodes:
             self.root_seeds[index], self.episode_numbers[index] = root_seed, number
             if self.flags[index] & SEEDED:
                 self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(_STATE | NEEDS_RESET | NEW_PROCESS | RETIRING | INTERRUPTED)
-        if snapshot.last is not None:
-            self.flags[index] &= ~NO_RESULT
+        self.flags[index] &= ~(_STATE | NEEDS_RESET | NEW_PROCESS | RETIRING | NO_RESULT | INTERRUPTED)
+        if snapshot.last is None:
+            self.flags[index] |= NO_RESULT
         # At the end of an episode, the env needs a reset by the rules of this vector, which may differ from those of
         # the vector that has made the snapshot.
         must_reset = snapshot.resets_next and self.autoreset.needs_reset_after_end

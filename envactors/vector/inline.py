@@ -252,6 +252,8 @@ class InlineEngine(Engine):
         resets_within_step, record_bare_step = episodes.autoreset.resets_within_step, episodes.record_bare_step
         awaits_autoreset, seeds, flags = episodes.awaits_autoreset, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
+            if resets_within_step:
+                self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
             running.index = index
             if flags[index] & EPISODE_LOST and episodes.step_reports_lost_episode(index):
                 lost = self._lost_episode_error(Activity("step", index))
@@ -261,8 +263,6 @@ class InlineEngine(Engine):
             if awaits_autoreset[index]:
                 self._run_reset(running, index)
                 continue
-            if resets_within_step:
-                self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
             ends = False
             try:
                 fields = hosted[index].step(action, resets_within_step, seeds[index])
@@ -357,6 +357,7 @@ class InlineEngine(Engine):
         if not running.is_nested:
             self._settle_interrupted()
         self._check_delivered(running.ids)
+        self._counters[running.index][METHOD] = METHOD_STEP  # its last step may have left the method of its reset
         self._running_batches.append(running)
 
     def _is_within_reset(self, index: int) -> bool:

@@ -202,7 +202,8 @@ class EnvTable:
 
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
-        return self.episodes.state(index) == EPISODE_LOST and not self.journals.flushed(index).can_replay
+        can_replay = self.journals.is_replayed and self.journals.flushed(index).can_replay
+        return self.episodes.state(index) == EPISODE_LOST and not can_replay
 
     def needs_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""

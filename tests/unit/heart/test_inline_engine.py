@@ -42,9 +42,9 @@ class Env:
         return np.full(1, float(self.steps)), 1.0, False, self.steps >= 6, {}
 
 
-def make(*factories, on_failure="renew", **options):
+def make(*factories, on_failure="renew", backend="inline", **options):
     options.setdefault("envs_per_actor", len(factories))
-    return ea.VectorEnv(factories, on_failure=on_failure, backend="inline", restart=ALWAYS, **options)
+    return ea.VectorEnv(factories, on_failure=on_failure, backend=backend, restart=ALWAYS, **options)
 
 
 def step(envs, *actions):
@@ -211,6 +211,19 @@ def test_an_interrupt_in_a_step_of_no_envs_ends_no_episode():
             assert envs.step([1, 1])[0].tolist() == [[1], [1]]
             if where is None:
                 break
+
+
+def test_an_interrupt_before_a_step_does_not_end_the_episode_that_the_last_step_began():
+    with make(Env, Env, on_failure="raise", autoreset="same_step") as envs:
+        for number in itertools.count():
+            envs.reset(seed=0)
+            for _ in range(6):
+                envs.step([1, 1])  # the last one also resets
+            where = interrupt(lambda: envs.step([1, 1]), number, only={"start_steps", "_begin", "_run_steps"})
+            if where is None:
+                break
+            VectorAccess(envs).discard()
+            assert not any(envs._engine.episodes.awaits_autoreset), where
 
 
 def test_an_interrupt_while_results_are_copied_leaves_them_to_the_next_attempt():
@@ -464,6 +477,33 @@ def test_an_ended_episode_is_restored_in_a_vector_without_autoreset(backend, che
                 step(others, 1)
             others.reset()
         assert step(others, 1)[0] == [1 if checks_resets else 7]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_ended_episode_of_a_vector_without_reset_checks_is_restored_with_autoreset(backend):
+    policy = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
+    options = {"snapshot": policy, "backend": backend}
+    with ea.VectorEnv([Env], autoreset="disabled", **options) as envs, ea.VectorEnv([Env], **options) as others:
+        VectorAccess(envs).disable_reset_checks()
+        envs.reset()
+        for _ in range(6):
+            step(envs, 1)
+        others.restore(envs.snapshot())
+        assert step(others, 1)[0] == [0]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_env_that_is_restored_without_a_result_has_none_of_the_episode_before(backend):
+    policy = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
+    with make(functools.partial(Unreset, 3), backend=backend, snapshot=policy) as envs:
+        VectorAccess(envs).disable_reset_checks()
+        snapshots = envs.snapshot()
+        envs.reset()
+        step(envs, 1)
+        envs.restore(snapshots)
+        with pytest.raises(ea.NothingPendingError):
+            envs.last_batch()
+        assert step(envs, 3) == ([0], [True], [True])
 
 
 @pytest.mark.parametrize("backend", ["inline", "thread"])

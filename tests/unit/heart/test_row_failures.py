@@ -312,6 +312,20 @@ def test_a_raised_row_that_is_read_after_the_exit_runs_after_all_replays(stages)
     stage.check()
 
 
+def test_a_step_of_a_lost_episode_that_is_recorded_only_for_crash_bundles_waits_for_no_replay(stages):
+    slow = ea.RestartPolicy(max_restarts=9, backoff=0.5)
+    stage = stages(2, seed=None, envs_per_actor=2, on_failure="renew", restart=slow)
+    stage.table.journals.is_recorded = True  # as with ``crash_dir``
+    stage.reset(seed=0)
+    stage.start([1], [0])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.start([1], [1])
+    assert stage.table.status[1] == DONE
+    assert failures_of(stage.finish().infos) == [0, 1]
+    stage.check()
+
+
 # Exceptions ----------------------------------------------------------------------------------------------
 
 
@@ -638,6 +652,22 @@ def test_a_result_after_the_deadline_does_not_count(stages):
     stage.check()
 
 
+def test_a_step_that_runs_when_a_late_neighbor_ends_its_process_is_tried_twice_itself(stages):
+    stage = stages(2, envs_per_actor=2, on_failure="replay", deadlines=ea.Deadlines(step=0.05))
+    stage.start([1, 1])
+    worker = stage.worker()
+    worker.begin_row(0)
+    wait_until(lambda: stage.actor().phase is Phase.STOPPING)
+    worker.run_row(0)  # too late
+    worker.begin_row(1)
+    wait_until(lambda: worker.was_killed)
+    begin_when_posted(stage, 1)
+    stage.crash()
+    stage.run()
+    assert failures_of(stage.finish().infos) == []
+    stage.check()
+
+
 def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     stage = stages(2, envs_per_actor=2, deadlines=ea.Deadlines(step=0.2))
     stage.start([1, 1])
@@ -720,13 +750,13 @@ def test_a_large_info_that_was_sent_before_the_crash_counts(stages):
 # Replays and poison --------------------------------------------------------------------------------------
 
 
-def begin_when_posted(stage):
-    """Have env 0 begin its request once its process was posted it, after the replays."""
+def begin_when_posted(stage, index=0):
+    """Have an env begin its request once its process was posted it, after the replays."""
     stage.settle()
-    while stage.table.status[0] != POSTED:
+    while stage.table.status[index] != POSTED:
         assert stage.worker().play()
         stage.settle()
-    stage.worker().begin_row(0)
+    stage.worker().begin_row(index)
 
 
 def test_the_same_step_is_not_tried_a_third_time(stages):
