@@ -36,7 +36,6 @@ from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, 
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
 from envactors.vector.env_group import EnvGroup
-from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.fates import EnvFate, RequestLoss
 
 
@@ -234,7 +233,7 @@ class RolloutEnvs:
         """Fail the envs that have lost their episode to an error in an earlier rollout, with that error."""
         episodes = self._table.episodes
         for index in self.indices:
-            if index in last_errors and episodes.needs_reset(index) and episodes.state(index) == NO_EPISODE:
+            if index in last_errors and episodes.needs_reset(index) and not episodes.has_episode(index):
                 self._fail(index, last_errors[index])
 
     def fail_all(self, error: ActorError) -> None:

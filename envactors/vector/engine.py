@@ -28,7 +28,6 @@ from envactors.mailbox.pickling import dumps, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Failures, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
-from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.requests import EnvRequest, RowResult
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
 from envactors.vector.row_jobs import post_rows
@@ -476,7 +475,7 @@ class RowEngine(Engine):
             if table.is_lost_for_good(index):
                 raise self.group_by_env[index].recovery.unfinished_error(Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
-            counts_in_any = table.journals.is_replayed or self.episodes.state(index) == NO_EPISODE
+            counts_in_any = table.journals.is_replayed or not self.episodes.has_episode(index)
             return None if counts_in_any else table.rows.incarnations[index]
 
     def read_last(self, index: int) -> EnvStep | None:

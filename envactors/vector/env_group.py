@@ -34,7 +34,6 @@ from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, load_message
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.env_replays import EnvReplays
-from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
 from envactors.vector.recycling import Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer
@@ -101,7 +100,7 @@ class EnvGroup(Tenant):
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
-        return EPISODE_LOST in map(self.table.episodes.state, ids) or bool(self._renewal_reason(ids))
+        return any(map(self.table.episodes.is_lost, ids)) or bool(self._renewal_reason(ids))
 
     def _renewal_reason(self, ids: list[int]) -> str:
         """Return why the process must be replaced before these envs run, as at a reset; empty if it stays."""
@@ -253,7 +252,7 @@ class EnvGroup(Tenant):
             return
         if kind != Kind.SAVE:
             table.journals.flushed(index).record_call(kind, bytes(payload), failed=failed)
-        elif not failed and table.episodes.state(index) == EPISODE_RUNS:
+        elif not failed and table.episodes.has_episode(index) and not table.episodes.is_lost(index):
             load_message(table.journals.flushed(index).begin_with_state, frame.payload)
         self.queue_saves()
 

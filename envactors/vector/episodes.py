@@ -19,19 +19,15 @@ from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 from envactors.vector.selection import Selection
 
-# The flags of an env. The two lowest bits are the state of its episode; the others are independent of each other.
+# The flags of an env. All are independent of each other, except that the first two are never set together.
 #
-# The state:
+#     NO_EPISODE ──a result──▶ neither ──its process ends──▶ EPISODE_LOST ──replayed or reset──▶ neither
+#                                 └── a failure without a replay ──┴──▶ NO_EPISODE
 #
-#     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed or reset──▶ EPISODE_RUNS
-#                                    └── a failure without a replay ──┴──▶ NO_EPISODE
-#
-# An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins. An env with no flag at all only
-# needs an action to make a step, or its autoreset; that is the fast path.
-EPISODE_RUNS: Final = 0
-NO_EPISODE: Final = 1
+# An episode that has reached its end counts as running until the next one begins. An env with no flag at all only needs
+# an action to make a step, or its autoreset; that is the fast path.
+NO_EPISODE: Final = 1  # there is nothing to continue
 EPISODE_LOST: Final = 2  # its process has ended, and no result has told the user; a replay may bring it back
-_STATE: Final = 3
 NEEDS_RESET: Final = 4  # the user has to reset the env before its next step
 NEW_PROCESS: Final = 8  # the env was not reset yet in its current process
 RETIRING: Final = 16  # the process is to be replaced before the next reset, unless it is a new one
@@ -39,13 +35,13 @@ SEEDED: Final = 32  # each reset of the env gets a seed
 NO_RESULT: Final = 64  # the env has not returned anything yet
 INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the text of an error
 # The result of a step clears these.
-CLEARED_BY_STEPS: Final = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED
+CLEARED_BY_STEPS: Final = NO_EPISODE | EPISODE_LOST | NEEDS_RESET | NO_RESULT | INTERRUPTED
 
 # The methods that set and clear these flags. All envs begin with NO_EPISODE, NEEDS_RESET, NEW_PROCESS, and NO_RESULT.
 #
-#                           state         NEEDS_RESET    NEW_PROCESS   RETIRING         NO_RESULT       INTERRUPTED
-#     record, a step        EPISODE_RUNS  clears                                        clears          clears
-#     record, a reset       EPISODE_RUNS  clears         clears        clears           clears          clears
+#                           the episode   NEEDS_RESET    NEW_PROCESS   RETIRING         NO_RESULT       INTERRUPTED
+#     record, a step        runs          clears                                        clears          clears
+#     record, a reset       runs          clears         clears        clears           clears          clears
 #     the end of an episode               sets, without                sets, if the
 #                                         autoreset                    recycler says so
 #     end_without_result    NO_EPISODE    sets, or clears                                               clears
@@ -53,8 +49,8 @@ CLEARED_BY_STEPS: Final = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED
 #     on_process_lost       EPISODE_LOST,                sets
 #                           if it ran
 #     on_interrupt          NO_EPISODE    sets           sets                                           sets
-#     resume                EPISODE_RUNS                 clears        clears
-#     restore               EPISODE_RUNS  sets or clears clears        clears           sets or clears  clears
+#     resume                runs                         clears        clears
+#     restore               runs          sets or clears clears        clears           sets or clears  clears
 #     disable_reset_checks                clears
 #
 # Without `checks_resets`, neither the end of an episode nor `restore` sets NEEDS_RESET.
@@ -75,7 +71,7 @@ class Episodes:
         autoreset: What follows from the end of an episode.
         on_failure: What happens after a failure.
         may_recycle: Whether processes may be replaced after an episode.
-        flags: The state of each env's episode, and which of the flags above apply to the env.
+        flags: Which of the flags above apply to each env.
         no_flags: The value of ``flags`` while no env has one.
         awaits_autoreset: Whether the next step of an env resets it, by autoreset.
         finished: How many episodes of each env a step has ended. Those that a failure has cut off do not count.
@@ -110,9 +106,13 @@ class Episodes:
 
     # Facts -----------------------------------------------------------------------------------------------
 
-    def state(self, index: int) -> int:
-        """Return the state of an env's episode: `EPISODE_RUNS`, `EPISODE_LOST`, or `NO_EPISODE`."""
-        return self.flags[index] & _STATE
+    def has_episode(self, index: int) -> bool:
+        """Return whether an env has an episode, which runs or is lost."""
+        return not self.flags[index] & NO_EPISODE
+
+    def is_lost(self, index: int) -> bool:
+        """Return whether the episode of an env is lost, although a replay may bring it back."""
+        return bool(self.flags[index] & EPISODE_LOST)
 
     def needs_reset(self, index: int) -> bool:
         """Return whether the user has to reset an env."""
@@ -264,7 +264,7 @@ class Episodes:
 
     def end_without_result(self, index: int, *, awaits_autoreset: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
-        kept = self.flags[index] & ~(_STATE | NEEDS_RESET | INTERRUPTED)
+        kept = self.flags[index] & ~(EPISODE_LOST | NEEDS_RESET | INTERRUPTED)
         self.flags[index] = kept | NO_EPISODE | (0 if awaits_autoreset else NEEDS_RESET)
         self.awaits_autoreset[index] = awaits_autoreset
         self.failed_resets[index] = 0
@@ -300,7 +300,7 @@ class Episodes:
 
     def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
-        self.flags[index] |= NEW_PROCESS | (EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0)
+        self.flags[index] |= NEW_PROCESS | (EPISODE_LOST if self.has_episode(index) else 0)
 
     def on_interrupt(self, index: int) -> None:
         """Record that an interrupted change has cost an env its episode, and its process."""
@@ -310,7 +310,7 @@ class Episodes:
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
-        self.flags[index] &= ~(_STATE | NEW_PROCESS | RETIRING)
+        self.flags[index] &= ~(NO_EPISODE | EPISODE_LOST | NEW_PROCESS | RETIRING)
 
     def step_reports_lost_episode(self, index: int) -> bool:
         """Return whether the next step of an env would report that its episode was lost.
@@ -319,7 +319,7 @@ class Episodes:
         it: users want to see each crash. It does not if failures are raised, since that would cost the step its result,
         nor if the process was to be replaced anyway. An env without an episode has lost none.
         """
-        if self.state(index) == NO_EPISODE:
+        if not self.has_episode(index):
             return False
         if not self.awaits_autoreset[index]:
             return True
@@ -334,7 +334,7 @@ class Episodes:
             self.root_seeds[index], self.episode_numbers[index] = root_seed, number
             if self.flags[index] & SEEDED:
                 self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(_STATE | NEEDS_RESET | NEW_PROCESS | RETIRING | NO_RESULT | INTERRUPTED)
+        self.flags[index] &= ~(CLEARED_BY_STEPS | NEW_PROCESS | RETIRING)
         if snapshot.last is None:
             self.flags[index] |= NO_RESULT
         # At the end of an episode, the env needs a reset by the rules of this vector, which may differ from those of

@@ -192,7 +192,7 @@ class InlineEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def required_incarnation(self, index: int) -> None:
-        if self.episodes.state(index) == EPISODE_LOST:
+        if self.episodes.is_lost(index):
             raise self._lost_episode_error(Activity("snapshot", index))
 
     def last_obs_is_first(self, index: int) -> bool:

@@ -53,7 +53,7 @@ from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, NOT_POSTED, PAYLOAD, RESET, RING, SEED, STREAMED, Slab
 from envactors.options import Deadlines
 from envactors.replay import PostedRequest
-from envactors.vector.episodes import EPISODE_LOST, Episodes
+from envactors.vector.episodes import Episodes
 from envactors.vector.journals import Journals
 from envactors.vector.last_rows import LastRows
 from envactors.vector.requests import EnvRequest
@@ -203,7 +203,7 @@ class EnvTable:
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
         can_replay = self.journals.is_replayed and self.journals.flushed(index).can_replay
-        return self.episodes.state(index) == EPISODE_LOST and not can_replay
+        return self.episodes.is_lost(index) and not can_replay
 
     def needs_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
@@ -286,7 +286,7 @@ class EnvTable:
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Write the seed of a request that is off the fast path into the row; return the operation and the payload.
 
-        Whether it is a reset decides which seed it gets, and the seed is a part of the payload if the row is too small.
+        The payload is the part of the request that the row has no place for, pickled; None if there is none.
         """
         request = self.request(index)
         if request.runs_reset:
@@ -295,11 +295,13 @@ class EnvTable:
             op |= NO_AUTORESET  # the next process does the reset
         if request.future is not None:
             op |= RING
-        seed = self.rows.seeds[index] = self._seed_for(index, op)
+        large_seed = seed = self.rows.seeds[index] = self._seed_for(index, op)
         if seed is not None and seed <= _LARGEST_SEED:
-            self.slab.seeds[index] = seed
-            op |= SEED
-        payload = self._payload_for(index, op)
+            self.slab.seeds[index], op, large_seed = seed, op | SEED, None
+        payload = request.payload
+        if op & RESET:  # an autoreset does not need the action
+            options = Pickled(payload) if request.method == "reset" and payload is not None else None
+            payload = None if options is None and large_seed is None else bytes(dumps((large_seed, options)))
         return (op, None) if payload is None else (op | PAYLOAD, payload)
 
     def _seed_for(self, index: int, op: int) -> int | None:
@@ -309,16 +311,6 @@ class EnvTable:
         if (seed := self.request(index).seed) is not None:
             return seed
         return self.episodes.seed_of_reset(index, self.rows.incarnations[index])
-
-    def _payload_for(self, index: int, op: int) -> bytes | None:
-        """Return the part of an env's request that its row has no place for, pickled; None if there is none."""
-        request, large_seed = self.request(index), None if op & SEED else self.rows.seeds[index]
-        if not op & RESET:
-            return request.payload
-        options = request.payload if request.method == "reset" else None  # an autoreset does not need the action
-        if options is None and large_seed is None:
-            return None
-        return bytes(dumps((large_seed, None if options is None else Pickled(options))))
 
     # Results ---------------------------------------------------------------------------------------------
 

@@ -270,7 +270,7 @@ MUTANTS = [
     Mutant(ENV_RECOVERY + "_request_reset", "answer._replace(error=error)", "answer", LOSSES),
     Mutant(RESET_ANSWER + "complete", "truncated=self.answers_failed_step", "truncated=False", LOSSES),
     Mutant(RESET_ANSWER + "complete", "step._replace(leaves=reset.leaves, ", "step._replace(", MIXES),
-    Mutant(EPISODES + "on_process_lost", "EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0", "0", LOSSES),
+    Mutant(EPISODES + "on_process_lost", "EPISODE_LOST if self.has_episode(index) else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| NEW_PROCESS | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
     Mutant(ENV_RECOVERY + "resolve_or_retry", "table.record_outcome(index, outcome)", "pass", HANGS),
