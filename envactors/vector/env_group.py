@@ -175,7 +175,7 @@ class EnvGroup(Tenant):
         """Accept a step that has ended its episode, and make its autoreset the request of the env."""
         table = self.table
         table.accept_row(index)
-        answer = ResetAnswer(self.reader.copy_row(index), answers_failed_step=False)
+        answer = ResetAnswer(ended_step=self.reader.copy_row(index))
         table.last_rows.take_row(index)
         table.set_requests({index: EnvRequest("step", table.request(index).future, partial_answer=answer)})
         table.mark_queued([index], is_new=True)

@@ -25,7 +25,7 @@ from envactors.errors import ActorError, copy_error, raised_by_user_code
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
-from envactors.vector.fates import Decision, EnvFate, Progress, RequestFacts, RequestLoss
+from envactors.vector.fates import Decision, EnvFate, Progress, RequestFacts, RequestLoss, decide
 from envactors.vector.requests import EnvRequest, ResetAnswer
 from envactors.vector.row_reader import RowReader
 from envactors.vector.table import QUEUED, EnvTable
@@ -53,7 +53,7 @@ class EnvRecovery:
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, failure)), is_failure=True)
         is_over = activity.method == "reset" or failure.fault in (Fault.RESET, Fault.LAST_RESULT)
         loss = RequestLoss(Progress.ENDED, error, incarnation, activity, actor.is_usable, failure)
-        return loss._replace(episode_is_over=is_over)
+        return loss._replace(may_blame_inputs=True, episode_is_over=is_over)
 
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
@@ -61,7 +61,7 @@ class EnvRecovery:
         outcome, incarnation = ReadyOutcome(None, error), rows.posted_incarnations[index]
         is_over = activity.method == "reset" or table.slab.ends_episode(index, rows.ops[index])
         loss = RequestLoss(Progress.ENDED, outcome, incarnation, activity, self._actor.is_usable)
-        return loss._replace(episode_is_over=is_over, result_is_recorded=True)
+        return loss._replace(may_blame_inputs=True, episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, process_exit: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
@@ -154,7 +154,7 @@ class EnvRecovery:
         table, request = self._table, self._table.request(index)
         is_step = request.method == "step"
         last = self._reader.copy_last(index) if is_step else None
-        answer = request.partial_answer or ResetAnswer(last, answers_failed_step=is_step)
+        answer = request.partial_answer or ResetAnswer(truncates=is_step, before=last)
         seed = request.seed if keeps_seed else None
         options = None if is_step else request.payload
         reset = EnvRequest(request.method, request.future, seed, options, answer._replace(error=error))
@@ -170,7 +170,7 @@ class EnvRecovery:
         """End an attempt at a step or reset: apply its fate to the episode, the journal, the counts, and the process.
 
         1. Complete the error. It may report the inputs, which are in the journal until 3.
-        2. Decide. `Episodes` applies the decision to the episode and the seeds.
+        2. Decide, and apply the decision to the episode and the seeds.
         3. Count the failure, and bring the journal to the point from which the env continues.
         4. Replace the process, if the env has raised and cannot be used again.
 
@@ -196,11 +196,13 @@ class EnvRecovery:
             can_replay=table.journals.is_replayed and journal.can_replay,
             can_retry=table.journals.is_replayed and not loss.result_is_recorded and journal.can_retry(posted),
         )
-        decision = table.episodes.settle_loss(index, loss, facts)
+        decision = decide(loss, facts, table.episodes.on_failure, table.episodes.autoreset)
+        table.episodes.apply(index, decision, seed_is_used=loss.result_is_recorded)
         if decision.fate is EnvFate.REDO:
-            if loss.progress is not Progress.NOT_BEGUN and loss.may_blame_inputs:
+            if loss.may_blame_inputs:
                 journal.count_crash()
         else:
+            # What has ended was counted by `record_completed`.
             if loss.progress is Progress.BEGUN or (loss.progress is Progress.NOT_BEGUN and not loss.may_continue):
                 actor.jobs.record_failed()
             if decision.ends_episode:

@@ -13,7 +13,7 @@ import numpy as np
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.fates import Decision, EnvFate, RequestFacts, RequestLoss, decide
+from envactors.vector.fates import Decision, EnvFate
 from envactors.vector.options import AUTORESETS, AutoresetRules, OnFailure, VectorSettings
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
@@ -269,16 +269,21 @@ class Episodes:
         self.awaits_autoreset[index] = awaits_autoreset
         self.failed_resets[index] = 0
 
-    def settle_loss(self, index: int, loss: RequestLoss, facts: RequestFacts) -> Decision:
-        """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
-        decision = decide(loss, facts, self.on_failure, self.autoreset)
+    def apply(self, index: int, decision: Decision, *, seed_is_used: bool = False) -> None:
+        """Apply a decision about a request without a result to the env's episode and to its next seed.
+
+        Args:
+            index: The env.
+            decision: The decision.
+            seed_is_used: Whether the next seed has been advanced already, with the result that cannot be read.
+        """
+        failed_resets = self.failed_resets[index]
         if decision.ends_episode:
             self.end_without_result(index, awaits_autoreset=decision.awaits_autoreset)
         if decision.fate is EnvFate.RESET:
-            self.failed_resets[index] = facts.failed_resets + 1
-        if decision.changes_seed and not loss.result_is_recorded:
+            self.failed_resets[index] = failed_resets + 1
+        if decision.changes_seed and not seed_is_used:
             self.advance_seed(index)
-        return decision
 
     def forget_failed_resets(self, index: int) -> None:
         """Forget how many resets have failed in answer to a request, since it was canceled or interrupted."""

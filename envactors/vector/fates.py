@@ -31,7 +31,7 @@ Four facts about an env whose process has ended are easily confused:
     EPISODE_LOST          the episode was running in that process (`Episodes`); a replay may still bring it back
     is_lost_for_good      ... and no replay can bring it back (`EnvTable`)
     reports_lost_episode  the next request would tell the user of a lost episode; see the next table (`EnvTable`)
-    needs_lost_episode    is_lost_for_good and reports_lost_episode: it gets a loss with the progress NOT_BEGUN
+    needs_lost_episode    is_lost_for_good and reports_lost_episode: it is resolved as one that has not begun
 
 Whether a request of an env with an episode reports that it is lost, given the option and the flag `RETIRING`:
 
@@ -80,9 +80,9 @@ class RequestLoss(NamedTuple):
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request; a step that was running its autoreset counts as a reset.
         may_continue: Whether the env has a process to continue in: its actor has one, or will have another one.
-        failure: The worker's report of what the env raised; None without one.
+        failure: The worker's report of what the env raised; None without one. Then there is no ``reason``.
         reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
-        may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
+        may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed in it, or it was late.
         episode_is_over: Whether the env has no running episode any more: the request failed in a reset, perhaps in one
             within a step, or the step ended the episode before its result turned out to be unreadable.
         result_is_recorded: Whether episode and journal have recorded the result, and only unpickling it has failed.
@@ -95,7 +95,7 @@ class RequestLoss(NamedTuple):
     may_continue: bool
     failure: Failure | None = None
     reason: EndReason | None = None
-    may_blame_inputs: bool = True
+    may_blame_inputs: bool = False
     episode_is_over: bool = False
     result_is_recorded: bool = False
 

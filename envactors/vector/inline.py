@@ -27,7 +27,7 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import CLEARED_BY_STEPS, EPISODE_LOST, Episodes
-from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss
+from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss, decide
 from envactors.vector.inline_results import InlineLastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
@@ -426,7 +426,7 @@ class InlineEngine(Engine):
         """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
 
         1. Complete the loss, and collect the facts.
-        2. Decide. `Episodes` applies the decision to the episode and the seeds.
+        2. Decide, and apply the decision to the episode and the seeds.
         3. Replace the envs of the actor, unless another failure has done so. The actor is in its next incarnation then,
            in which all that follows takes place.
         4. Keep the outcome: the error, or the last result, truncated, or a reset. A reset overwrites the last result,
@@ -444,7 +444,8 @@ class InlineEngine(Engine):
         ran_reset = loss.activity.method == "reset"
         facts = RequestFacts(user_called_reset, has_result, ran_reset, failed_resets, most, reports_lost_episode=True)
         loss = loss._replace(may_continue=actor.is_usable)
-        decision = self.episodes.settle_loss(index, loss, facts)
+        decision = decide(loss, facts, self.on_failure, self.episodes.autoreset)
+        self.episodes.apply(index, decision)
         if decision.replaces_process:  # unless another failure has done so
             text = f"{loss.activity.method} raised {safe_repr(error)}"
             make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)

@@ -46,20 +46,22 @@ class ResetAnswer(NamedTuple):
     If an attempt has failed, ``info["failure"]`` is its error. That is always so for the first two.
 
     Attributes:
-        step: The result that goes into ``final_obs`` and ``final_info``; None if none does.
-        answers_failed_step: Whether the request is a step that has failed.
+        ended_step: The step that has ended its episode; None if the request has failed.
+        truncates: Whether the request is a step that has failed.
+        before: The last result before a step that has failed; None if it has none.
         error: The error of the last attempt; None if none has failed.
     """
 
-    step: RowResult | None
-    answers_failed_step: bool
+    ended_step: RowResult | None = None
+    truncates: bool = False
+    before: RowResult | None = None
     error: Outcome | None = None
 
     def complete(self, reset: RowResult) -> RowResult:
         """Return the answer, given the result of the reset. Runs no code of users."""
-        step = self.step
-        if step is None or self.answers_failed_step:
-            return reset._replace(truncated=self.answers_failed_step, error=self.error, before=step)
+        step = self.ended_step
+        if step is None:
+            return reset._replace(truncated=self.truncates, error=self.error, before=self.before)
         content = reset.content
         if step.content is not None:  # env code may have overwritten the marker of its info
             content = join(content, step.content, takes_reward=step.reward is None)

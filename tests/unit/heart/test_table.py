@@ -288,7 +288,7 @@ def test_plain_envs(table):
         (None, True, False),
         (EnvRequest("step"), False, True),
         (EnvRequest("reset"), False, False),
-        (EnvRequest("step", partial_answer=ResetAnswer(None, answers_failed_step=True)), False, False),
+        (EnvRequest("step", partial_answer=ResetAnswer(truncates=True)), False, False),
     ],
 )
 def test_which_requests_need_the_episode(table, request_, awaits_autoreset, expected):
