@@ -321,7 +321,7 @@ class RowEngine(Engine):
         )
 
     def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet, or a smaller number that is not 0.
+        """Return how many envs have no outcome yet. While rows are written it may be too small: callers look again.
 
         An idle env does not count: another thread has taken its result, and no other result will come.
         """
@@ -353,7 +353,7 @@ class RowEngine(Engine):
         """Deliver the results of envs if all of them are there.
 
         Returns:
-            The results; None if an env is still running, or its request has to run again.
+            The results; None if the caller has to look again.
 
         Raises:
             NothingPendingError: A signal handler or another thread has taken the results.
@@ -361,12 +361,8 @@ class RowEngine(Engine):
         """
         with self._lock:
             version = self.table.version
-        batch = None
-        if self._can_deliver_rows(envs):
-            batch = self._deliver_rows(envs, version)
-        elif self._count_missing(envs):
-            return None
-        if batch is None:
+        batch = self._deliver_rows(envs, version) if self._can_deliver_rows(envs) else None
+        if batch is None and not self._count_missing(envs):
             batch = self._deliver_each(envs, caller)
         if batch is not None:
             self._spin.complete(time.monotonic())
@@ -380,7 +376,8 @@ class RowEngine(Engine):
             version: The version of the table before that. If the table has changed since, nothing is recorded.
 
         Returns:
-            The results; None if the table has changed, or an info cannot be unpickled.
+            The results; None if the caller has to look again, since the table has changed, or if an info cannot be
+            unpickled.
         """
         table, reader = self.table, self.reader
         contents = None
@@ -412,7 +409,11 @@ class RowEngine(Engine):
                 group.collect_completed()
 
     def _deliver_each(self, envs: Selection, caller: str) -> Batch | None:
-        """Deliver the outcomes of envs one by one. For the results and the errors see `_try_to_deliver`."""
+        """Deliver the outcomes of envs one by one. For the results and the errors see `_try_to_deliver`.
+
+        The caller has to look again if an env is queued or posted, since its request runs again, or if another thread
+        has taken a result.
+        """
         table = self.table
         self._collect(envs)
         found = self._find_results(envs.ids)

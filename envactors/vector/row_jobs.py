@@ -133,7 +133,7 @@ class RowsJob(Job):
         self._recycler = recycler
         self._indices = actor.config.indices
         self._posted_at = 0.0
-        self._blamed: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
+        self._aborted: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
 
     @property
     def has_posted(self) -> bool:
@@ -223,7 +223,7 @@ class RowsJob(Job):
 
     def blame(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
-        self._blamed = index, self._table.rows.posted_ids[index]
+        self._aborted = index, self._table.rows.posted_ids[index]
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
@@ -237,14 +237,17 @@ class RowsJob(Job):
     def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
         """Return the row that the end of a process is blamed on; None if that was none of them.
 
+        It is the one that was late or aborted, else the one that was running, else the first one, if nobody knows which
+        one had begun.
+
         Args:
             process: The process.
             rows: The steps that it has not completed, in the order in which it runs them.
             running: The one that it was running; None for none.
         """
-        blamed = [a for a in rows if a.index in self._table.rows.overdue or (a.index, a.call_id) == self._blamed]
-        if blamed and (running is None or running.index != blamed[0].index):
-            return blamed[0]._replace(started_at=self._posted_at)
+        guilty = [a for a in rows if a.index in self._table.rows.overdue or (a.index, a.call_id) == self._aborted]
+        if guilty and (running is None or running.index != guilty[0].index):
+            return guilty[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:
             return running
         if process.report is not None and process.report.status.loss is not None:

@@ -108,7 +108,14 @@ class ResultWaiters:
             self.sleepers[sleeper] = 0
             while True:
                 sleeper.watch_workers(self.groups, self._process_changes)
-                missing = self._count_and_publish(sleeper, count_missing, until_failure=until_failure)
+                missing, ring_at = self._count(count_missing)
+                # All rows of a `step` end with a ring. But without a number, none of them rings for a failure.
+                if missing and (until_failure or ring_at < len(self._rows.streamed) or 1 in self._rows.streamed):
+                    self.sleepers[sleeper] = ring_at
+                    self._publish_ring_at()
+                    # A row may have been written before its worker could read the number. It has rung for nothing, and
+                    # no later row may make up for it.
+                    missing = count_missing()
                 if not missing:
                     return True
                 seconds = remaining(deadline)
@@ -129,32 +136,19 @@ class ResultWaiters:
             elif not self.sleepers:
                 self._bell.close()
 
-    def _count_and_publish(self, sleeper: _Sleeper, count_missing: Callable[[], int], *, until_failure: bool) -> int:
-        """Return how many outcomes are missing; if some are, tell the workers first at how many rows to ring.
+    def _count(self, count_missing: Callable[[], int]) -> tuple[int, int]:
+        """Return how many outcomes are missing, and at how many written rows to ring.
 
-        Workers write rows meanwhile, which could make the thread sleep forever in two ways:
-
-        - A row is written, or posted, between the counts of written rows and of missing outcomes. Their sum then counts
-          it twice, or not at all, and no number of rows may ever reach it. So both are counted until the number of
-          written rows is the same before and after. If all rows are wanted, the number is right however they change.
-        - A row is written before its worker can read ``ring_at``. It rings for nothing, and no later row may make up
-          for it. So the missing outcomes are counted once more after the number was published.
+        A row may be written, or posted, between the counts of written rows and of missing outcomes. Their sum then
+        counts it twice, or not at all, and no number of rows may ever reach it. So both are counted until the number of
+        written rows is the same before and after. If all rows are wanted, the number is right however they change.
         """
         count = len(self._rows.streamed)
         while True:
-            written = self._rows.count_written()
-            missing = count_missing()
+            written, missing = self._rows.count_written(), count_missing()
             ring_at = min(written + missing, count)
-            wants_all = ring_at == count
-            if not missing or wants_all or written == self._rows.count_written():
-                break
-        # All rows of a `step` end with a ring. But without a number, none of them rings for a failure.
-        rings_at_ends_suffice = wants_all and not until_failure and 1 not in self._rows.streamed
-        if missing and not rings_at_ends_suffice:
-            self.sleepers[sleeper] = ring_at
-            self._publish_ring_at()
-            missing = count_missing()
-        return missing
+            if not missing or ring_at == count or written == self._rows.count_written():
+                return missing, ring_at
 
     def _check_no_deadlock(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than the other actors have missing."""
