@@ -41,7 +41,8 @@ Where each fact about an env is, who changes it, and who reads it (methods witho
     it is posted                  EnvTable.status is POSTED                write_requests                 RowsJob
       as what, to which process   Rows.ops, posted_ids, posted_incarnations write_requests, mark_queued,   RowReader
                                                                            rollouts
-    its row is written            written_ids and posted_ids are equal     the worker                     ResultWaiters
+    its row is written            written_ids and posted_ids are equal     the worker, end_process,       ResultWaiters
+                                                                           rollouts
       and complete, still POSTED  Rows.is_complete: overflow, overdue      add_overflow, miss_deadline    has_outcome
     it has an outcome             EnvTable.status is DONE or FAILED        record_outcome                 RowEngine
       which one                   EnvTable.outcomes, or else in the row    record_outcome                 RowEngine

@@ -202,13 +202,13 @@ class RowEngine(Engine):
                 table.slab.actions[leaf][envs.array_index] = column
             if requests:
                 table.set_requests(requests)
-            must_check = not table.are_on_fast_path(envs)
+            are_on_fast_path = table.are_on_fast_path(envs)
             posted: list[int] = []
             queued: list[tuple[EnvGroup, list[int]]] = []
             for group, ids in envs.by_group:
-                must_wait = must_check and group.must_queue(ids)
+                may_post = are_on_fast_path or not group.must_queue(ids)
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if not must_wait and group.actor.jobs.try_run_rows(group.rows_job):
+                if may_post and group.actor.jobs.try_run_rows(group.rows_job):
                     posted += ids
                 else:
                     queued.append((group, ids))

@@ -35,8 +35,8 @@ class EnvReplays:
     def jobs_for_process(self, *, is_renewal: bool) -> list[Job]:
         """Return the jobs that a new process runs first.
 
-        1. Forget requests that will not be replayed. Unless ``on_failure`` is "replay", these are all, and the
-           attributes; after a renewal, all but the attributes.
+        1. Forget what will not be replayed: without replay, everything; after a renewal, the requests, but not the
+           attributes.
         2. Settle the queued requests which need an episode that is thereby gone.
         3. Make a job for each journal that has something to repeat.
 

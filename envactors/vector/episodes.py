@@ -55,8 +55,9 @@ CLEARED_BY_STEPS: Final = NO_EPISODE | EPISODE_LOST | NEEDS_RESET | NO_RESULT | 
 #
 # Without `checks_resets`, neither the end of an episode nor `restore` sets NEEDS_RESET.
 #
-# `seed_episodes` sets SEEDED. Nothing clears it. A reset clears RETIRING, except a reset in a call of `record_sequence`
-# that sets it: the worker of a rollout does not stop there, and its process is replaced before a later reset.
+# `seed_episodes` sets SEEDED. Nothing clears it. A reset clears RETIRING. But if one `record_sequence` has both the end
+# that sets it and a later reset, it stays: the worker of a rollout does not stop there, and its process is replaced
+# before a later reset.
 
 
 class Episodes:

@@ -40,7 +40,7 @@ from envactors.worker.host import Fields, HostedEnv
 _NO_ARGS = (None, None)
 
 
-class _RequestBatch(InlineRequest):
+class _InlineRequests(InlineRequest):
     """Steps or resets of some envs, which run one after another.
 
     Args:
@@ -115,7 +115,7 @@ class InlineEngine(Engine):
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
         # The running batches, the outermost one first. A batch that was interrupted stays until the next one.
-        self._running_batches: list[_RequestBatch] = []
+        self._running_batches: list[_InlineRequests] = []
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, as before a reset.
         self._envs_without_result: set[int] = set()
         self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
@@ -239,13 +239,13 @@ class InlineEngine(Engine):
             split = self._convert_each(copy_value, envs, split, "step")
         if not envs.ids:
             return
-        running = _RequestBatch(self, envs.ids, {})
+        running = _InlineRequests(self, envs.ids, {})
         with self._lock, self._stack.enter(running):
             self._begin(running)
             self._run_steps(running, split)
             self._complete(running, futures)
 
-    def _run_steps(self, running: _RequestBatch, actions: Iterable[Any]) -> None:
+    def _run_steps(self, running: _InlineRequests, actions: Iterable[Any]) -> None:
         """Run a step of each env, or the reset that takes its place; keep the results and failures."""
         # Local variables make the loop faster.
         episodes, infos, hosted, take = self.episodes, self._pending_infos, self._hosted_envs, self._last.take
@@ -290,7 +290,7 @@ class InlineEngine(Engine):
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
         if not reset_args:
             return
-        running = _RequestBatch(self, envs.ids, reset_args)
+        running = _InlineRequests(self, envs.ids, reset_args)
         with self._lock, self._stack.enter(running):
             self._begin(running)
             for index in envs.ids:
@@ -352,7 +352,7 @@ class InlineEngine(Engine):
                 self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_batches.clear()
 
-    def _begin(self, running: _RequestBatch) -> None:
+    def _begin(self, running: _InlineRequests) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
         if not running.is_nested:
             self._settle_interrupted()
@@ -364,7 +364,7 @@ class InlineEngine(Engine):
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
         return self.episodes.autoreset.resets_within_step and bool(self._counters[index][METHOD] == METHOD_RESET)
 
-    def _run_reset(self, running: _RequestBatch, index: int, *, keeps_seed: bool = True) -> bool:
+    def _run_reset(self, running: _InlineRequests, index: int, *, keeps_seed: bool = True) -> bool:
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded.
 
         Args:
@@ -391,7 +391,7 @@ class InlineEngine(Engine):
         return True
 
     def _lose(
-        self, running: _RequestBatch, progress: Progress, error: BaseException, method: str, *, episode_is_over: bool
+        self, running: _InlineRequests, progress: Progress, error: BaseException, method: str, *, episode_is_over: bool
     ) -> None:
         """Keep the loss of the current env's request until the others have run; see `RequestLoss`."""
         index = running.index
@@ -407,7 +407,7 @@ class InlineEngine(Engine):
             return actor.unusable_error(activity)
         return actor.errors.unblamed(activity, actor.last_exit_error)
 
-    def _complete(self, running: _RequestBatch, futures: Futures) -> None:
+    def _complete(self, running: _InlineRequests, futures: Futures) -> None:
         """Handle the failures, once all envs have run, and resolve the futures.
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
@@ -422,7 +422,7 @@ class InlineEngine(Engine):
             future.set_outcome(ReadyOutcome(step, error))
         self._running_batches.remove(running)
 
-    def _recover(self, running: _RequestBatch, loss: RequestLoss) -> None:
+    def _recover(self, running: _InlineRequests, loss: RequestLoss) -> None:
         """End an attempt at a step or reset, as `EnvRecovery.apply_fate` does with workers; keep the outcome.
 
         1. Complete the loss, and collect the facts.

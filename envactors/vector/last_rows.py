@@ -72,7 +72,7 @@ class LastRows:
         self._keep_content(index, self._rows.content(index))
 
     def take_rows(self, envs: Selection, terminated: Any, truncated: Any, *, have_contents: bool) -> None:
-        """Make the results in the complete rows of envs on the fast path the last ones.
+        """Make the results of these envs, all on the fast path, their last results.
 
         Args:
             envs: The envs.

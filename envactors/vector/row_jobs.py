@@ -237,8 +237,8 @@ class RowsJob(Job):
     def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
         """Return the row that the end of a process is blamed on; None if that was none of them.
 
-        It is the one that was late or aborted, else the one that was running, else the first one, if nobody knows which
-        one had begun.
+        It is the row that was late or aborted, or else the one that was running, or else the first one, if it may have
+        begun.
 
         Args:
             process: The process.

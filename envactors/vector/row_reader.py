@@ -47,13 +47,17 @@ class RowReader:
         self._layout = table.slab.layout
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
-        self._buffer_size = np.array([self._layout.envs])
+        self._second_buffer_offset = np.array([self._layout.envs])
         # The columns of each buffer; and those of both, as one array each, whose second half is the second buffer. One
         # index into such an array takes a tenth of the time of two into one of the slab. Objects have None for that.
         slab, n = self._slab, self._layout.envs
         columns: list[Any] = [slab.rewards, slab.terminated, slab.truncated, *slab.observations]
-        self._buffers: list[list[Any]] = [[each if each is None else each[i] for each in columns] for i in (0, 1)]
-        self._cells: list[Any] = [each if each is None else each.reshape(2 * n, *each.shape[2:]) for each in columns]
+        self._columns_of_buffer: list[list[Any]] = [
+            [each if each is None else each[i] for each in columns] for i in (0, 1)
+        ]
+        self._columns_of_both: list[Any] = [
+            each if each is None else each.reshape(2 * n, *each.shape[2:]) for each in columns
+        ]
         # Whether observations are single arrays.
         self._are_arrays = isinstance(self._layout.observation, ArraySpec) and slab.observations[0] is not None
 
@@ -84,14 +88,16 @@ class RowReader:
         # All results are in the same buffer, so this copies its columns, which is faster than to index them.
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
             ids, incarnations = self._all_ids.copy(), posted_incarnations.copy()
-            rewards, terminated, truncated, *leaves = self._buffers[buffers[0]]
+            rewards, terminated, truncated, *leaves = self._columns_of_buffer[buffers[0]]
             rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
             if self.copies:
                 leaves = [leaf if leaf is None else leaf.copy() for leaf in leaves]
         else:
             ids, incarnations = self._all_ids[at].copy(), posted_incarnations[at].copy()
-            cells = ids + self._buffer_size * np.frombuffer(buffers, np.bool_)[at]
-            rewards, terminated, truncated, *leaves = [each if each is None else each[cells] for each in self._cells]
+            cells = ids + self._second_buffer_offset * np.frombuffer(buffers, np.bool_)[at]
+            rewards, terminated, truncated, *leaves = [
+                each if each is None else each[cells] for each in self._columns_of_both
+            ]
         # The parts that have no column are in the contents.
         if self._layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
@@ -116,7 +122,8 @@ class RowReader:
 
         Args:
             index: The env.
-            with_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
+            with_info: False to leave out the info, which may be one that cannot be unpickled, if no object leaves are
+                pickled with it.
         """
         table, last = self._table, self._table.last_rows
         if not table.episodes.has_result(index):

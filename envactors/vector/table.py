@@ -110,7 +110,7 @@ class EnvTable:
         requests: The requests of envs, except bare steps.
         outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
         outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`). A `DONE` env that is queued
-            again, since its result is unreadable, keeps its entry, which nobody reads.
+            again, since its result is unreadable, keeps its entry, whose value nobody reads.
         version: A number that each change of a status, an outcome, or a deadline, and each restored snapshot increases,
             also if the status stays as it was. A thread that copies results without the lock reads the version under
             the lock, before it copies and after. If it has not changed, the copies are valid.

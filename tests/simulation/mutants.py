@@ -212,7 +212,7 @@ MUTANTS = [
     Mutant(LOAN + "_check", "self.end()", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
     Mutant(WAITING + "wait", "if missing and (until_failure", "if False and (until_failure", HANGS),
-    Mutant(WAITING + "wait", "                    missing = count_missing()\n", "", HANGS),
+    Mutant(WAITING + "wait", "                missing = count_missing()\n", "", HANGS),
     Mutant(WAITING + "_count", "min(written + missing, count)", "count", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
@@ -253,7 +253,7 @@ MUTANTS = [
     # The engine.
     Mutant(TABLE + "deliver_rows", "self.journals.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
     Mutant(ENGINE + "make_idle", "table.set_idle(envs.ids)", "pass", HANGS),
-    Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
+    Mutant(ENGINE + "_post_or_queue", "are_on_fast_path or not group.must_queue(ids)", "True", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if awaits_autoreset else NEEDS_RESET)", "0", LOSSES),
