@@ -82,7 +82,7 @@ class RequestLoss(NamedTuple):
         may_continue: Whether the env has a process to continue in: its actor has one, or will have another one.
         failure: The worker's report of what the env raised; None without one. Then there is no ``reason``.
         reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
-        may_blame_inputs: Whether its inputs may be the cause: the env raised, or the request crashed its process or was late.
+        may_blame_inputs: Whether its inputs may be the cause: the env raised, or its process crashed in it or was late.
         episode_is_over: Whether the env has no running episode any more: the request failed in a reset, perhaps in one
             within a step, or the step ended the episode before its result turned out to be unreadable.
         result_is_recorded: Whether episode and journal have recorded the result, and only unpickling it has failed.

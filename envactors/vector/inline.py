@@ -354,7 +354,7 @@ class InlineEngine(Engine):
 
     def _begin(self, running: _InlineRequests) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
-        if not running.is_nested:
+        if self._running_batches and not running.is_nested:
             self._settle_interrupted()
         self._check_delivered(running.ids)
         self._counters[running.index][METHOD] = METHOD_STEP  # its last step may have left the method of its reset

@@ -48,16 +48,12 @@ class RowReader:
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
         self._second_buffer_offset = np.array([self._layout.envs])
-        # The columns of each buffer; and those of both, as one array each, whose second half is the second buffer. One
-        # index into such an array takes a tenth of the time of two into one of the slab. Objects have None for that.
+        # The columns of each buffer; and those of both, joined to one array each, whose second half is the second buffer.
+        # One index into such an array takes a tenth of the time of two into one of the slab. Objects have None for that.
         slab, n = self._slab, self._layout.envs
         columns: list[Any] = [slab.rewards, slab.terminated, slab.truncated, *slab.observations]
-        self._columns_of_buffer: list[list[Any]] = [
-            [each if each is None else each[i] for each in columns] for i in (0, 1)
-        ]
-        self._columns_of_both: list[Any] = [
-            each if each is None else each.reshape(2 * n, *each.shape[2:]) for each in columns
-        ]
+        self._separate: list[list[Any]] = [[each if each is None else each[i] for each in columns] for i in (0, 1)]
+        self._joined: list[Any] = [each if each is None else each.reshape(2 * n, *each.shape[2:]) for each in columns]
         # Whether observations are single arrays.
         self._are_arrays = isinstance(self._layout.observation, ArraySpec) and slab.observations[0] is not None
 
@@ -88,16 +84,14 @@ class RowReader:
         # All results are in the same buffer, so this copies its columns, which is faster than to index them.
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
             ids, incarnations = self._all_ids.copy(), posted_incarnations.copy()
-            rewards, terminated, truncated, *leaves = self._columns_of_buffer[buffers[0]]
+            rewards, terminated, truncated, *leaves = self._separate[buffers[0]]
             rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
             if self.copies:
                 leaves = [leaf if leaf is None else leaf.copy() for leaf in leaves]
         else:
             ids, incarnations = self._all_ids[at].copy(), posted_incarnations[at].copy()
             cells = ids + self._second_buffer_offset * np.frombuffer(buffers, np.bool_)[at]
-            rewards, terminated, truncated, *leaves = [
-                each if each is None else each[cells] for each in self._columns_of_both
-            ]
+            rewards, terminated, truncated, *leaves = [each if each is None else each[cells] for each in self._joined]
         # The parts that have no column are in the contents.
         if self._layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
