@@ -199,6 +199,7 @@ class EnvRecovery:
         decision = decide(loss, facts, table.episodes.on_failure, table.episodes.autoreset)
         table.episodes.apply(index, decision, seed_is_used=loss.result_is_recorded)
         if decision.fate is EnvFate.REDO:
+            # The journal stays: one whose episode ends here has nothing to replay, and only counts the crash.
             if loss.may_blame_inputs:
                 journal.count_crash()
         else:

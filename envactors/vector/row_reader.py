@@ -48,8 +48,9 @@ class RowReader:
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
         self._second_buffer_offset = np.array([self._layout.envs])
-        # The columns of each buffer; and those of both, joined to one array each, whose second half is the second buffer.
-        # One index into such an array takes a tenth of the time of two into one of the slab. Objects have None for that.
+        # The columns of each buffer; and those of both, joined to one array each, whose second half is the second
+        # buffer. One index into such an array takes a tenth of the time of two into one of the slab. Objects have None
+        # for that.
         slab, n = self._slab, self._layout.envs
         columns: list[Any] = [slab.rewards, slab.terminated, slab.truncated, *slab.observations]
         self._separate: list[list[Any]] = [[each if each is None else each[i] for each in columns] for i in (0, 1)]
