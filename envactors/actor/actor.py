@@ -556,7 +556,7 @@ class Actor(ActorBase):
         if process is not self.process or process.worker is None or self.phase is not Phase.STOPPING:
             return
         self.timers.cancel("read")
-        if self.jobs.activity() is None:
+        if self.jobs.running is None or self.jobs.running.activity() is None:
             self.end_by_closing(self.lock.next_call_id(), process.end_reason)
         else:
             process.kill()
@@ -666,7 +666,8 @@ class Actor(ActorBase):
         elif phase is Phase.BACKOFF and self.jobs.try_begin_renewal():
             self._start_next_process()
         elif phase is Phase.ENDING:
-            self.jobs.fail_renewal(functools.partial(self.errors.not_run, reason=self.process.end_reason))
+            # Only `abort` and `kill` lead here with a renewal. The process before it may have ended for another reason.
+            self.jobs.fail_renewal(functools.partial(self.errors.not_run, reason=EndReason.ABORT))
             self._start_next_process()
         elif phase is Phase.DEAD:
             self._fail_jobs_of_dead()

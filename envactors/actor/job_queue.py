@@ -230,8 +230,8 @@ class JobQueue:
             return False
         activity = job.activity()
         assert activity is not None, "it has not ended"
-        end(activity)
         self.waiting.remove(job)
+        end(activity)
         self._forget(job)
         return True
 

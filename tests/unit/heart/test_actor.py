@@ -943,6 +943,53 @@ def test_a_renewal_that_is_aborted_while_the_next_process_starts_was_ended_on_pu
         renewed.result(SOON)
 
 
+def test_a_renewal_that_is_aborted_after_its_process_was_late_tells_of_the_abort(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=60.0))
+    worker = backend.next_worker().serve_start()
+    renewed = ActorFuture(actor, None)
+    actor.renew(renewed)
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    late = backend.next_worker()
+    late.take()
+    actor.run_as_change(actor.end_after_stacks)
+    late.crash()
+    wait_until(lambda: actor.phase is Phase.BACKOFF)
+    assert renewed.abort()
+    with pytest.raises(ea.ActorDiedError) as caught:
+        renewed.result(SOON)
+    assert caught.value.aborted
+
+
+def test_envs_that_a_renewal_has_made_are_closed_if_the_factory_of_another_one_raises(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    actor.renew(ActorFuture(actor, None))
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    worker = backend.next_worker()
+    worker.reply(worker.take(), tuple(pack_failure(KeyError("no such env"), Fault.RAISED)), Kind.FAILED)
+    assert worker.take().kind == Kind.CLOSE
+
+
+def test_a_call_does_not_run_if_its_cancel_was_interrupted(actors, monkeypatch):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=0.0))
+    _, canceled, after = call(actor), call(actor, "canceled"), call(actor, "after")
+    backend.next_worker().serve_start().take()
+    set_canceled = ActorFuture.set_canceled
+
+    def set_canceled_and_interrupt(future):
+        set_canceled(future)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ActorFuture, "set_canceled", set_canceled_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        canceled.cancel()
+    assert canceled.cancelled()
+    assert backend.next_worker().serve_start().serve_call("done")[2] == ("after",)
+    assert after.result(SOON) == "done"
+
+
 def test_a_renewal_behind_a_call_waits_for_the_backoff_with_it(actors):
     actor, backend = actors(restart=ea.RestartPolicy(max_restarts=5, backoff=60.0))
     backend.next_worker().serve_start().crash()
