@@ -19,7 +19,7 @@ import envactors as ea
 from envactors.integrations.access import VectorAccess
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.vector import episodes
+from envactors.vector import env_recovery
 from envactors.vector.row_jobs import RowsJob
 
 SLEEP, BOTH_SPIN = "sleep", "spin"
@@ -189,15 +189,15 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
     with ea.VectorEnv([Refusing, lambda: Late(path)], envs_per_actor=2, on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=0)
         state = envs._engine.table.rows
-        fail = episodes.decide
+        fail = env_recovery.decide
 
         def fail_late(*args, **kwargs):
-            episodes.decide = fail
+            env_recovery.decide = fail
             path.touch()
             wait_until(lambda: state.slab.written_ids[1] == state.posted_ids[1])
             return fail(*args, **kwargs)
 
-        episodes.decide = fail_late
+        env_recovery.decide = fail_late
         envs.send([1, 7])
         infos, observations = {}, {}
         while len(infos) < 2:

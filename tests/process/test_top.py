@@ -299,10 +299,11 @@ def test_a_stopped_worker_is_reported_as_stopped(standing, run):
 
 
 class Terminal:
-    """A terminal with `envactors top` in it."""
+    """A terminal of some lines with `envactors top` in it."""
 
-    def __init__(self, ours, process):
+    def __init__(self, ours, process, lines):
         self._ours = ours
+        self._lines = lines
         self.process = process
         self.output = b""
 
@@ -317,13 +318,16 @@ class Terminal:
         return bool(data)
 
     def wait_for(self, text, seconds=SOON):
-        """Reads until a picture has a text, and returns that picture; forgets what came before."""
+        """Reads until a whole picture has a text, and returns that picture; forgets what came before."""
         end = time.monotonic() + seconds
-        while not (found := [one for one in plain(self.output.decode(errors="replace")) if text in one]):
+        while not (found := [one for one in self._whole_pictures() if text in one]):
             assert time.monotonic() < end, self.output[-5000:].decode(errors="replace")
             self.read(0.1)
         self.output = b""
         return found[0]
+
+    def _whole_pictures(self):
+        return [one for one in plain(self.output.decode(errors="replace")) if one.count("\n") == self._lines - 1]
 
     def end(self):
         """Reads to the end; returns the status and what is left on the screen."""
@@ -356,7 +360,7 @@ def terminal(*arguments, size=(24, 100)):
         ) as process:
             os.close(theirs)
             try:
-                yield Terminal(ours, process)
+                yield Terminal(ours, process, size[0])
             finally:
                 process.kill()
     finally:
