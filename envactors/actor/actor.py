@@ -101,7 +101,7 @@ class Actor(ActorBase):
         config: The settings of the actor.
 
     Attributes:
-        phase: The phase of the current process.
+        phase: What the actor is doing; see above.
         is_closing: Whether the actor accepts no more jobs.
         jobs: The jobs that wait for the process, and the one that it runs.
         tenant: Keeps track of the envs in the process; `NO_TENANT` for a lone actor.
@@ -312,7 +312,7 @@ class Actor(ActorBase):
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
         if self.is_run_by_this_thread:
-            # Env code waits for a request of its own actor. That has ended only if it is of a row before its own.
+            # Env code waits for a request to its actor. That has ended only if it is a row before the one that runs.
             self.run_as_change(self.tenant.collect_completed)
             if until is None and not future.done():
                 raise self.errors.called_by_own_env()
@@ -352,7 +352,7 @@ class Actor(ActorBase):
                 self._handle_frames(worker, worker.receive() or [])
 
     def _check_deadlines(self) -> None:
-        """Report the current step if it is slow, and end the process if it is late."""
+        """Report the running activity if it is slow, and end the process if it is late."""
         activity = self.collect_and_verify()
         worker = self.process.worker
         if activity is None or worker is None:
@@ -693,7 +693,7 @@ class Actor(ActorBase):
                 self.log.write_end_of_standby(self.errors.restarts_exhausted(self.restart_tracker))
             self._fail_jobs_of_dead()
         else:
-            # Unless the process has crashed, the jobs that wait fail because of the close, whatever its reason was.
+            # Unless the process ended by itself, the jobs that wait fail because of the close, whatever its reason was.
             reason = None if process_exit.reason is None else EndReason.CLOSE
             report = process_exit.report._replace(reason=reason)
             self.jobs.fail_all(functools.partial(self.errors.exit_during, report=report))

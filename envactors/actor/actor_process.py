@@ -61,7 +61,7 @@ class ActorProcess:
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
-        end_reason: Why it ends, other than by itself; None as long as there is no reason. See `record_end_reason`.
+        end_reason: Why it ends, other than by itself; None until there is a reason. See `record_end_reason`.
         counts: Whether the next process counts as a restart, and waits for the backoff. It does not if any of the
             reasons to end this one does not count.
         cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says

@@ -310,7 +310,7 @@ class JobQueue:
             self._forget(job)
 
     def handle_exit(self, process_exit: ProcessExit) -> None:
-        """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""
+        """End the running job, or queue it again. A renewal goes on, unless it was ended on purpose."""
         job, self.running = self.running, None
         if isinstance(job, Renewal):
             self.renewal = job

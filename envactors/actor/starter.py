@@ -173,7 +173,7 @@ class ProcessStarter:
 
     def withdraw(self) -> bool:
         """Withdraw the launch; return False if it has begun, so that a worker or a failure follows."""
-        # A launch that waits for a certain end was never submitted, and is not once the process no longer launches.
+        # A launch that waits for a certain end was never submitted; `on_certain_end` does so only while it is wanted.
         return self._unconfirmed_worker is not None or self._actor.runtime.launcher.withdraw(self._launch)
 
     def record_end(self, worker: Worker, *, is_certain: bool) -> None:

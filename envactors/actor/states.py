@@ -70,7 +70,7 @@ class Phase(enum.Enum):
 
     NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
 
-    A worker that exits by itself goes from its phase to ENDING, for the time in which its exit is handled.
+    If the worker exits by itself, the actor is in ENDING while the exit is handled.
     """
 
     ASLEEP = enum.auto()  # it has no process, and starts one once it is woken

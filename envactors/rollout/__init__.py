@@ -13,7 +13,7 @@ Three words for three things: a *part* is one actor's share of a rollout, a *pie
 before the rest, and a *region* is a span of the memory that a vector shares with its workers.
 
 The caller's half:
-    base            Interface of the rollouts of a vector, and the code that workers and in-process envs share
+    base            Interface of the rollouts of a vector, and the code that the engines of both kinds share
     engine          Rollouts of a vector whose envs run in workers, and those in flight
     part            One actor's part of a rollout: the job that sends orders and takes replies
     rollout_envs    How far each env of an actor has got, what it does next, its last result, and its errors

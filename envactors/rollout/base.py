@@ -1,4 +1,4 @@
-"""The interface of the rollouts of a vector, and what those of workers and of in-process envs have in common."""
+"""The interface of the rollouts of a vector, and what the engines for workers and for in-process envs share."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class EnvPlan:
         self.next_episode += count
 
     def seed_after(self, count: int) -> int | None:
-        """Return the seed of the episode that comes after so many others from here; None lets the env choose."""
+        """Return the seed of the episode that begins after ``count`` others; None lets the env choose."""
         if count == 0:
             return self.seed
         return None if self.root_seed is None else episode_seed(self.root_seed, self.next_episode + count)

@@ -185,7 +185,7 @@ class EnvRunner:
                             steps_complete[index] = step + 1
                             continue
                     except Exception:  # noqa: S110
-                        pass  # `_write_result` raises the same if it is no matter of conversion
+                        pass  # `_write_result` converts the result, or raises the same
                 self._write_result(step, hosted, plan, hosted.take(result, plan.resets_within_step, plan.seed))
             except BaseException as error:  # also `SystemExit` of env code: the caller decides
                 has_raised = True

@@ -2,8 +2,8 @@
 
     start                  sends an order: the steps that are left, and perhaps the recipe of the policy
       │                    the worker then alternates the policy and its envs, and counts the steps that are complete
-      ├▶ on_reply          it has taken all steps, an env or the policy has raised, or the policy returned more than has
-      │                    room
+      ├▶ on_reply          it has taken all steps, an env or the policy has raised, or the policy returned outputs that
+      │                    the trajectory has no arrays for yet
       ├▶ on_late           a deadline was missed: the actor ends the process
       └▶ settle_uncompleted  the process has ended
            └▶ handle_exit  it is known why, and what comes next

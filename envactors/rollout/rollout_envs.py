@@ -105,7 +105,7 @@ class RolloutEnvs:
     def write_rows(self) -> None:
         """Copy the last results to the rows of the envs. To do that again changes nothing.
 
-        Envs that have taken no steps keep their rows. Repeats are no results.
+        Envs that have taken no steps keep their rows. Repeats do not count.
         """
         last_rows, slab, trajectory = self._table.last_rows, self._table.slab, self.trajectory
         taken = {index: len(kinds_of_results(trajectory, index, 0, end)) for index, end in self.accepted_steps.items()}
@@ -172,7 +172,7 @@ class RolloutEnvs:
             trajectory.kinds[step, index] = KIND_TRUNCATED
 
     def drop_unaccepted(self) -> None:
-        """Forget steps that are complete but not accepted, and the actions after the next step, whose own ones stay."""
+        """Forget steps that are complete but not accepted, and actions chosen for later steps than the next."""
         trajectory, first = self.trajectory, self.indices.start
         trajectory.steps_complete[slice_of(self.indices)] = list(self.accepted_steps.values())
         trajectory.steps_chosen[first] = min(trajectory.steps_chosen[first], self.next_step + 1)

@@ -7,7 +7,7 @@ An `EnvGroup` is the tenant of its actor: the actor tells it about processes, ca
     `EnvReplays`                   to bring envs to where they were in an earlier process
     `EnvTable`                     to change the state of the envs
 
-None of these knows the group, except jobs. They call it as a `EnvsOfActor`: to collect results, to fail queued envs,
+None of these knows the group, except jobs. They call it as an `EnvsOfActor`: to collect results, to fail queued envs,
 for the inputs of a row, and to write in which job each env was queued last. Every change here happens under the lock of
 the vector.
 """

@@ -246,7 +246,7 @@ class Episodes:
                 self._await_reset(index)
 
     def _end(self, index: int, steps: int, count: int = 1) -> None:
-        """Record the end of one or more episodes, the last one after so many steps of the env."""
+        """Record the end of ``count`` episodes, the last one after this number of steps of the env."""
         self.finished[index] += count
         if self.autoreset.resets_within_step:
             for _ in range(count):

@@ -1,4 +1,4 @@
-"""What becomes of a request that has no result: the pure decision, and the facts that it needs.
+"""The fate of a request that has no result: the pure decision, and the facts that it needs.
 
 A *loss* (`RequestLoss`) describes a step or reset without a result: its process ended, the env raised, or the result
 cannot be read. `decide` turns it into a `Decision`, whose main part is the *fate* of the request. `EnvRecovery` and
@@ -78,10 +78,10 @@ class RequestLoss(NamedTuple):
         progress: How far it has come.
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
-        activity: The request; a step that was running its autoreset counts as a reset.
+        activity: The request; a step counts as a reset if its process ended in its autoreset.
         may_continue: Whether the env has a process to continue in: its actor has one, or will have another one.
-        failure: The worker's report of what the env raised; None without one. Then there is no ``reason``.
-        reason: Why the parent ended the process; None if it ended by itself, or was ended because of another request.
+        failure: The worker's report of what the env raised; None without one. It excludes a ``reason``.
+        reason: Why the parent ended the process; None unless this request, or another env that raised, is why.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or its process crashed in it or was late.
         episode_is_over: Whether the env has no running episode any more: the request failed in a reset, perhaps in one
             within a step, or the step ended the episode before its result turned out to be unreadable.

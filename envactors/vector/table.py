@@ -73,7 +73,7 @@ _LARGEST_SEED: Final = (1 << 64) - 1
 
 # Tables for `bytes.translate`: from the operation of a last result to a step that writes to the other buffer, without
 # and with streaming.
-_NEXT_STEP_OP: Final = [bytes(when | (BUFFER & ~op) for op in range(256)) for when in (0, STREAMED)]
+_NEXT_STEP_OP: Final = [bytes(bit | (BUFFER & ~op) for op in range(256)) for bit in (0, STREAMED)]
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
