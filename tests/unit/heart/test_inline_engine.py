@@ -201,12 +201,16 @@ def test_a_state_is_restored_after_an_interrupted_step(interrupted):
         assert step(envs, 1, 1) == ([2, 2], [False, False], [False, False])
 
 
+def reset_within_the_last_step(envs):
+    envs.reset(seed=0)
+    for _ in range(6):
+        envs.step([1, 1])
+
+
 def test_an_interrupt_in_a_step_of_no_envs_ends_no_episode():
     with make(Env, Env, on_failure="raise", autoreset="same_step") as envs:
         for number in itertools.count():
-            envs.reset(seed=0)
-            for _ in range(6):
-                envs.step([1, 1])  # the last one also resets
+            reset_within_the_last_step(envs)
             where = interrupt(lambda: envs.step([], env_ids=[]), number, only={"start_steps", "_begin", "_complete"})
             assert envs.step([1, 1])[0].tolist() == [[1], [1]]
             if where is None:
@@ -216,9 +220,7 @@ def test_an_interrupt_in_a_step_of_no_envs_ends_no_episode():
 def test_an_interrupt_before_a_step_does_not_end_the_episode_that_the_last_step_began():
     with make(Env, Env, on_failure="raise", autoreset="same_step") as envs:
         for number in itertools.count():
-            envs.reset(seed=0)
-            for _ in range(6):
-                envs.step([1, 1])  # the last one also resets
+            reset_within_the_last_step(envs)
             where = interrupt(lambda: envs.step([1, 1]), number, only={"start_steps", "_begin", "_run_steps"})
             if where is None:
                 break
