@@ -256,8 +256,8 @@ class Actor(ActorBase):
             return True
         with self.lock, self.lock.change(self):
             self._process_results()
-            jobs = self.jobs.running, self.jobs.renewal
-            if any(job is not None and job.future is future for job in jobs) or self.tenant.is_posted_for(future):
+            begun = self.jobs.running, self.jobs.renewal
+            if any(job is not None and job.future is future for job in begun) or self.tenant.is_posted_for(future):
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)
                 self.end_now(EndReason.ABORT)
@@ -376,8 +376,8 @@ class Actor(ActorBase):
         if self.phase is not LIVE or worker is None:
             return None
 
-        # The worker writes its results before it counts a call as finished. So whatever it counts now, and is not found
-        # when its results are processed after this, was never written.
+        # The worker writes its results before it counts a call as finished. So if a call is counted here, but its
+        # result is not found when the results are processed below, the result was never written.
         finished = worker.page.counters[FINISHED]
         # A reply beats a deadline that has passed meanwhile, as while this process was stopped (SIGSTOP).
         self._process_results()
@@ -475,7 +475,7 @@ class Actor(ActorBase):
         """Handle the reply to the first message, or the count of the envs that were made before it."""
         process = self.process
         if frame.kind == Kind.ENV_MADE:
-            # A range has an index of each count that can be true, and of no other value.
+            # `index` returns a count from 0 to `env_count`, and raises ValueError for others.
             process.envs_made = load_message(range(self.config.env_count + 1).index, frame.payload)
         elif frame.kind == Kind.FAILED:
             process.failure = load_message(Failure, frame.payload)
@@ -507,7 +507,7 @@ class Actor(ActorBase):
             self._end_after_reading(EndReason.ENV_RAISED, make_error)
 
     def end_now(self, reason: EndReason) -> None:
-        """Kill the process. Then `on_exit` leads on. Without a worker, `_proceed` does, and withdraws the launch."""
+        """Kill the process: its exit leads on. Without a worker, `_proceed` does, and withdraws a pending launch."""
         if self.phase is Phase.CLOSED:
             return
         self.phase = Phase.ENDING
@@ -645,7 +645,7 @@ class Actor(ActorBase):
 
     @property
     def _needs_no_process(self) -> bool:
-        """Whether the actor is closing, and no process comes for the jobs before the close, if there are any."""
+        """Whether the actor is closing, and no job waits before the close, or none of them will get a process."""
         # In ENDING and DEAD, the jobs that wait fail with the close.
         return self.is_closing and (self.phase in (Phase.ENDING, Phase.DEAD) or not self.jobs.has_jobs_before_close)
 
@@ -721,7 +721,7 @@ class Actor(ActorBase):
     def _close(self) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
         self.process.worker = None
-        self.jobs.drop_with_process()  # again, if a bug has ended the handling of an exit before it
+        self.jobs.drop_with_process()  # `handle_exit` has done so, unless a bug has ended it before that
         self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
         self.timers.cancel("check", "start", "read", "kill", "backoff", "close")
         self.tenant = NO_TENANT  # frees the memory of the vector

@@ -24,12 +24,12 @@ from envactors.vector.results import failure_info, step_error
 class ResultsWithoutArrays:
     """All results of consecutive actors in a rollout that have no array in its trajectory.
 
-    Keys are pairs of a step and the index of an env, both from 0. If env 3 returns the info ``{"n": 7}`` in its first
-    step, ``infos`` is ``{(0, 3): {"n": 7}}``.
+    Keys are pairs of a step and the index of an env, both from 0; *by env*, only the index. If env 3 returns the info
+    ``{"n": 7}`` in its first step, ``infos`` is ``{(0, 3): {"n": 7}}``.
 
     Attributes:
         infos: Infos of steps, except for empty ones.
-        objects: Object leaves of the observation before each step, if the spec has some.
+        objects: Object leaves of observations, by the step that follows them; also those after the last step.
         accepted_steps: How many steps of each env are accepted, by env.
         errors_by_step: Errors of all failed steps, also of those that were answered with a truncation.
         errors_to_raise: The errors of the envs that did not continue, by env.
@@ -47,7 +47,7 @@ class ResultsWithoutArrays:
         """Add the results of one actor. Runs code of users.
 
         The infos of truncated steps come last. Each contains the error of its step and, if the step has reset the env,
-        the info before it. All of them are made before one is added, since they contain infos of the worker only.
+        the info before it. All are made before any is added: a ``final_info`` is as the worker sent it, without errors.
 
         Raises:
             BaseException: Whatever unpickling raises.
@@ -74,8 +74,8 @@ class ResultsWithoutArrays:
                     self.objects[0, index] = decode(content)[1]
 
         steps, indices = trajectory.steps_with_infos(progress.indices, 0, progress.steps)
-        is_complete = steps < np.array([*progress.accepted_steps.values()])[indices - progress.indices.start]
-        steps, indices = steps[is_complete], indices[is_complete]
+        is_accepted = steps < np.array([*progress.accepted_steps.values()])[indices - progress.indices.start]
+        steps, indices = steps[is_accepted], indices[is_accepted]
         cells = steps * trajectory.layout.num_envs + indices
 
         # Infos of one size are most often of one layout, too, and are then decoded together. Large ones, which are not
@@ -91,10 +91,10 @@ class ResultsWithoutArrays:
                 self._read_one_by_one(progress, keys)
 
     def _read_one_by_one(self, progress: RolloutEnvs, keys: list[tuple[int, int]]) -> None:
-        """Read the infos and object leaves of some steps."""
+        """Read the infos and object leaves of some steps, which cannot be decoded together."""
         for step, index in keys:
             content = progress.content_before(step + 1, index)
-            assert content is not None, "a step is complete only once all of it has come"
+            assert content is not None, "a step is accepted only once all of it has come"
             info, objects = decode(content)
             if objects:
                 self.objects[step + 1, index] = objects
@@ -107,7 +107,7 @@ class ResultsWithoutArrays:
         if not trajectory.starts[step + 1, index]:
             return failure_info({}, failure)
 
-        # The next process has reset the env within the step.
+        # The next process has reset the env as the result of this step, so the info also has the result before it.
         objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
         leaves_before = (next(objects) if array is None else array[step, index].copy() for array in arrays)
         obs_before = unflatten(trajectory.layout.observation, leaves_before)
@@ -115,7 +115,7 @@ class ResultsWithoutArrays:
         return failure_info(self.infos.get((step, index), {}), failure, (obs_before, info_before))
 
     def _info_before(self, step: int, index: int, progress: RolloutEnvs) -> Any:
-        """Return the info of the step before one, or that of the result before the rollout."""
+        """Return the info that came with the observation before a step; empty without one."""
         if step > 0:
             return self.infos.get((step - 1, index), {})
         content = progress.content_before(0, index)
@@ -171,19 +171,19 @@ def assemble(
 
 
 def _observations(trajectory: Trajectory, results: ResultsWithoutArrays) -> list[npt.NDArray[Any]]:
-    """Return an array per leaf of the observations; leaves that cannot be batched are in arrays of objects."""
+    """Return an array per leaf of the observations; new arrays for leaves that have none in the trajectory."""
     shape, inferred = trajectory.starts.shape, trajectory.layout.inferred
-    specs = leaves(inferred or trajectory.layout.observation)
+    specs = leaves(trajectory.layout.observation if inferred is None else inferred)
     in_trajectory = trajectory.observations if inferred is None else [None for _ in specs]
-    arrays, added = [], []
+    arrays, new_arrays = [], []
     for spec, array in zip(specs, in_trajectory, strict=True):
         if array is None:
             new = np.zeros((*shape, *spec.shape), spec.dtype) if spec.batchable else np.full(shape, None, object)
-            added.append(new)
+            new_arrays.append(new)
         arrays.append(new if array is None else array)
     for key, objects in results.objects.items():
         values = objects if inferred is None else flatten(inferred, *objects)
-        for array, value in zip(added, values, strict=True):
+        for array, value in zip(new_arrays, values, strict=True):
             array[key] = value
     return arrays
 

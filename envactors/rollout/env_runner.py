@@ -1,7 +1,7 @@
 """The envs of a worker in a rollout: run their steps, and write the results to the trajectory.
 
-A `PolicyRunner` alternates two calls per step: `EnvRunner.observations` has the input of its policy, and
-`EnvRunner.write_output` takes the policy's actions. `EnvRunner.run` is the loop around that, and steps the envs.
+`EnvRunner.run` is the loop over steps. In each of them it calls back its `PolicyRunner`, which reads the policy's
+input with `EnvRunner.observations` and writes the actions with `EnvRunner.write_output`. Then the envs are stepped.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class EnvRunner:
 
         # The policy gets read-only views, since they also are the observations of the result.
         mine = slice_of(indices)
-        self._read_only: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
+        self._views: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
         self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
-        for view in (*self._read_only, self.starts):
+        for view in (*self._views, self.starts):
             if view is not None:
                 view.flags.writeable = False
         # All observations, by step, if they have only one leaf, which has an array; else None.
-        self._array = trajectory.observations[0] if isinstance(layout.observation, ArraySpec) else None
+        self._only_leaf = trajectory.observations[0] if isinstance(layout.observation, ArraySpec) else None
 
         # Whether envs get copies of their actions, since they may modify arrays.
         self._copies_actions = isinstance(layout.action, ArraySpec) and bool(layout.action.shape)
@@ -73,25 +73,25 @@ class EnvRunner:
         has_one_output = isinstance(layout.action, ArraySpec) and not layout.extras
         self._fast_actions = trajectory.actions[0][:, mine] if has_one_output else None
 
-        # The memory of fast results (see `_run_step`), if there may be some: all observations as one sequence of
-        # numbers, how many numbers one has, and all rewards. Assigning to a memoryview checks the dtype and the shape,
-        # in half of NumPy's time.
+        # Where `_run_step` writes fast results: all observations, flat, the length of one of them, and all rewards,
+        # flat. It has None for the memory if no result can be fast. Assigning to a memoryview checks the dtype and the
+        # shape, in half of NumPy's time.
         self._fast_results: tuple[Any, int, Any] = None, 0, None
-        array, may_be_fast = self._array, layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
-        if may_be_fast and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # a vector per env
+        array, is_plain = self._only_leaf, layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
+        if is_plain and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # a vector per env
             self._fast_results = array.reshape(-1).data, array.shape[2], trajectory.rewards.reshape(-1).data
 
     # The policy ------------------------------------------------------------------------------------------
 
     def observations(self, step: int) -> Any:
         """Return the observations before a step, as the policy gets them."""
-        if self._array is not None:
-            return self._read_only[0][step]
+        if self._only_leaf is not None:
+            return self._views[0][step]
         layout = self.trajectory.layout
         if layout.inferred is not None:
             return stack(layout.inferred, [obs for (obs,) in self._objects])
         objects = zip(*self._objects, strict=True)
-        leaves = (list(next(objects)) if view is None else view[step] for view in self._read_only)
+        leaves = (list(next(objects)) if view is None else view[step] for view in self._views)
         return unflatten(layout.observation, leaves)
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
@@ -115,14 +115,14 @@ class EnvRunner:
             That layout, or None.
         """
         forks, planned = context.forks, self._prepare(order)
-        begun: list[tuple[HostedEnv, EnvPlan]] = []
+        due: list[tuple[HostedEnv, EnvPlan]] = []
         for step in range(min(plan.first_step for _, plan in planned), self.trajectory.layout.steps):
             needed_layout = choose(step)
             if needed_layout is not None:
                 return needed_layout
-            if len(begun) < len(planned):
-                begun = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
-            has_raised = self._run_step(step, begun)
+            if len(due) < len(planned):
+                due = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
+            has_raised = self._run_step(step, due)
             if context.forks != forks:
                 os._exit(1)  # env code or the policy forked, and the child returned to this loop
             if has_raised:
@@ -133,7 +133,7 @@ class EnvRunner:
         """Return the envs with their plans, and prepare the trajectory and object leaves for the steps of an order.
 
         An earlier rollout in this buffer, or an ended process, may have left flags in the steps to come. They are
-        cleared, since fast results write none.
+        cleared, since most steps write none.
         """
         plans = [EnvPlan(*fields) for fields in order.plans]
         planned = list(zip(self._server.host.hosted_envs, plans, strict=True))
@@ -143,14 +143,15 @@ class EnvRunner:
             self._objects[position] = [] if encoded is None else decode(encoded)[1]
         return planned
 
-    def _run_step(self, step: int, begun: Sequence[tuple[HostedEnv, EnvPlan]]) -> bool:
-        """Run one step of each env; return whether one has raised. The others still take it, as in `env_rows`.
+    def _run_step(self, step: int, due: Sequence[tuple[HostedEnv, EnvPlan]]) -> bool:
+        """Run one step of each env; return whether one has raised. The others still run, as in `env_rows`.
 
         Most results are *fast*: a vector of numbers (one leaf), a float, and a dict, of a step without a reset within
-        it. This method writes them, since one call more per step makes rollouts of light envs 7 % slower. All
-        other results go to `_write_result`, also if a fast result cannot be written, since its observation must be
-        converted or does not fit: that writes everything again, or raises. So the end of an episode, which must not be
-        written twice, comes last.
+        it. This method writes them, since one call more per step makes rollouts of light envs 7 % slower.
+
+        `_write_result` writes all other results. It also takes over if writing a fast one raises, as for an observation
+        that must be converted: it writes everything again, or raises. The end of an episode must not be written twice,
+        so it comes after everything that may raise.
 
         Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
         """
@@ -159,7 +160,8 @@ class EnvRunner:
         actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
         numbers, width, rewards = self._fast_results
         may_be_fast, has_raised = numbers is not None and not page.is_timing, False
-        for hosted, plan in begun:
+        for hosted, plan in due:
+            # Inlined from `ControlPage.record_env`, in its order.
             times[SINCE] = now()
             counters[METHOD] = METHOD_STEP
             counters[ENV_INDEX] = hosted.position
@@ -185,7 +187,7 @@ class EnvRunner:
                             steps_complete[index] = step + 1
                             continue
                     except Exception:  # noqa: S110
-                        pass  # `_write_result` converts the result, or raises the same
+                        pass  # `take` and `_write_result` convert it, or raise again
                 self._write_result(step, hosted, plan, hosted.take(result, plan.resets_within_step, plan.seed))
             except BaseException as error:  # also `SystemExit` of env code: the caller decides
                 has_raised = True
@@ -213,7 +215,7 @@ class EnvRunner:
 
         Raises:
             PayloadError: It cannot be written.
-            Exception: It does not tell whether the episode is over.
+            Exception: Raised by the truth value of ``terminated`` or ``truncated``.
         """
         page, trajectory, index = self._page, self.trajectory, hosted.index
         obs, reward, terminated, truncated, info = fields
@@ -237,8 +239,8 @@ class EnvRunner:
 
     def _write_observation(self, step: int, index: int, obs: Any) -> list[Any]:
         """Write the observation after a step; return copies of its leaves that have no array."""
-        if self._array is not None:
-            self._array[step + 1, index] = obs
+        if self._only_leaf is not None:
+            self._only_leaf[step + 1, index] = obs
             return []
         if (inferred := self.trajectory.layout.inferred) is not None:
             obs = conform(inferred, obs, f"the observation of env {index}")
@@ -253,7 +255,8 @@ class EnvRunner:
     def _write_boundary(self, step: int, index: int, plan: EnvPlan, terminated: Any, truncated: Any) -> None:
         """Write that an episode has ended, or that a reset has begun one.
 
-        Call this after everything that may raise, so that the plan passes each boundary once.
+        Call this after everything that may raise, so that the plan passes each boundary once. `pass_boundary` is last
+        here for the same reason: the truth value of a flag may raise. It also gives the plan its next kind.
         """
         trajectory = self.trajectory
         trajectory.terminated[step, index] = bool(terminated)

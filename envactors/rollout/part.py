@@ -70,8 +70,8 @@ class RolloutPart(Job):
     Attributes:
         sole_waiter: The future that this part alone resolves; None if it shares one.
         progress: How far each env has got, and its errors.
-        policy_error: The exception that ends the part and is none of an env or of the actor: raised by the policy, or
-            because of its output. None without one.
+        policy_error: The error of a failed order, which ends the part: raised by the policy, or because of its output.
+            None without one.
     """
 
     actor: Actor
@@ -90,8 +90,8 @@ class RolloutPart(Job):
         # - "begun": the trajectory has the last observations of the rows. The part runs, or waits for the next process.
         # - "ended": the rows have the last results of the trajectory.
         self._stage: Literal["new", "begun", "ended"] = "new"
-        # Whether the worker needs the recipe of the policy: it has said so, or it is a later process than that of the
-        # first order, and starts without a policy.
+        # Whether the order has the recipe of the policy: the worker has asked for it, or its process is later than that
+        # of the order before, and starts without a policy.
         self._sends_recipe = False
         # The process of the last order; None before the first.
         self._incarnation: int | None = None
@@ -121,10 +121,10 @@ class RolloutPart(Job):
     @property
     def _activity_of_order(self) -> Activity:
         """The current order as a whole. It has a deadline if the worker makes the policy in it."""
-        first = self.progress.indices.start
+        first_index = self.progress.indices.start
         if self._sends_recipe:
-            return Activity("set_policy", first, self.call_id, self.started_at, self.actor.config.deadlines.start)
-        return Activity("rollout", first, self.call_id, self.started_at)
+            return Activity("set_policy", first_index, self.call_id, self.started_at, self.actor.config.deadlines.start)
+        return Activity("rollout", first_index, self.call_id, self.started_at)
 
     # The job ---------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class RolloutPart(Job):
             return None
         self._begin()
         progress.settle_lost_episodes(self.call_id)
-        if self._end_if_decided():
+        if self._end_if_finished():
             return None
 
         self._group.table.rows.begin_rollout(progress.indices, self.call_id)
@@ -167,7 +167,7 @@ class RolloutPart(Job):
         return self
 
     def _begin(self) -> None:
-        """Take the last observations of the rows, once the earlier jobs of the actor have ended."""
+        """Take the last observations from the rows if it is new; fail envs that an earlier rollout has left failed."""
         if self._stage == "new":
             self.progress.read_rows()
             self._stage = "begun"
@@ -187,7 +187,7 @@ class RolloutPart(Job):
         )
 
     def _mirror_steps(self) -> None:
-        """Send the memory from the next step on to the other machine, since some envs may be ahead by several steps.
+        """Send the trajectory, beginning at the next step, with the order: some envs may be ahead by several steps.
 
         The steps come back with the reply.
         """
@@ -220,7 +220,7 @@ class RolloutPart(Job):
         return Activity(METHOD_NAMES[running.method], index, self.call_id, running.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
-        """Accept the steps that are complete now. On this machine, no later ones count.
+        """Accept the steps that are complete now. On this machine, those that complete later are dropped.
 
         Steps of another machine come when its worker has ended, and `settle_uncompleted` accepts them all.
         """
@@ -257,7 +257,7 @@ class RolloutPart(Job):
                 self._terms.buffer.add_room(reply.needed_layout)
             except VectorEnvError as error:
                 self.progress.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
-        return self._end_if_decided()
+        return self._end_if_finished()
 
     def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Accept the steps that an ended process has completed, and decide about the envs that have raised.
@@ -289,7 +289,7 @@ class RolloutPart(Job):
             self.progress.settle_lost_episodes(self.call_id)
         elif self.progress.next_step < self.progress.steps:
             self.progress.fail_all(process_exit.error)
-        return self._end_if_decided()
+        return self._end_if_finished()
 
     def fail(self, error_of: ErrorOf) -> None:
         """End the part with an error, unless it has ended: no process will run the steps that are left."""
@@ -318,7 +318,7 @@ class RolloutPart(Job):
                 loss = self._group.recovery.raised_loss(self.progress.activity(index, self.call_id), failure)
                 self.progress.apply_fate(index, loss)
 
-    def _end_if_decided(self) -> bool:
+    def _end_if_finished(self) -> bool:
         """End the part if nothing is left to run; return whether it has ended."""
         if self.has_failed or self.progress.next_step >= self.progress.steps:
             self._end()

@@ -50,7 +50,7 @@ class _InlineRequests(InlineRequest):
 
     Attributes:
         ids, reset_args: As above.
-        reset_env: The last env whose request was a reset, rather than a step; -1 for none.
+        reset_env: The env whose own reset, rather than one within a step, has begun last; -1 for none.
         losses: The failures of requests that have no outcome yet, by env.
     """
 
@@ -116,7 +116,7 @@ class InlineEngine(Engine):
         self._pending_errors: dict[int, BaseException] = {}
         # The running batches, the outermost one first. A batch that was interrupted stays until the next one.
         self._running_batches: list[_InlineRequests] = []
-        # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, as before a reset.
+        # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, which `reset` calls.
         self._envs_without_result: set[int] = set()
         self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
         self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = []  # filled below, actor by actor
@@ -232,7 +232,7 @@ class InlineEngine(Engine):
         self.check_idle(envs)
         self.episodes.check_steppable(envs.ids)
         split = split_batch(self.action_spec if check_actions else None, actions, len(envs.ids), "actions")
-        # Envs may modify their actions, so they get copies, except of the numbers in an array of one dimension.
+        # Envs may modify their actions, so they get copies; the entries of an array of one dimension are numbers.
         if type(split) is np.ndarray and split.ndim > 1:
             split = split.copy()
         elif type(split) is list:
@@ -307,7 +307,7 @@ class InlineEngine(Engine):
         self._check_delivered(envs.ids)
 
     def _check_delivered(self, ids: list[int]) -> None:
-        """Raise `AlreadyPendingError` if an env has a result pending."""
+        """Raise `AlreadyPendingError` if an env has a result pending, or an interrupt has ended its request."""
         infos, errors, without = self._pending_infos, self._pending_errors, self._envs_without_result
         if (infos or errors or without) and (busy := [i for i in ids if i in infos or i in errors or i in without]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
@@ -353,7 +353,7 @@ class InlineEngine(Engine):
         self._running_batches.clear()
 
     def _begin(self, running: _InlineRequests) -> None:
-        """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
+        """Begin requests under the lock. Check again: another thread may have run requests of these envs meanwhile."""
         if self._running_batches and not running.is_nested:
             self._settle_interrupted()
         self._check_delivered(running.ids)
@@ -413,7 +413,7 @@ class InlineEngine(Engine):
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
         while running.losses:  # again after resets that were to answer failures, and have failed themselves
-            # Replace the process once for all envs that have failed in it, as with workers.
+            # One loss replaces the envs of its actor for all that failed in the same incarnation, as with workers.
             for loss in [running.losses.pop(index) for index in [*running.losses]]:
                 self._recover(running, loss)
         for index, future in zip(running.ids, futures, strict=False):
@@ -446,7 +446,7 @@ class InlineEngine(Engine):
         loss = loss._replace(may_continue=actor.is_usable)
         decision = decide(loss, facts, self.on_failure, self.episodes.autoreset)
         self.episodes.apply(index, decision)
-        if decision.replaces_process:  # unless another failure has done so
+        if decision.replaces_process:  # the actor ignores it if another failure has done so
             text = f"{loss.activity.method} raised {safe_repr(error)}"
             make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)
             actor.replace_after_raise(loss.incarnation, functools.partial(make_error, error, text))

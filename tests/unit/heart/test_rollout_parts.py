@@ -752,7 +752,7 @@ def lose(stage):
     stage.play(stage.envs.set_policy, PlayedPolicy)
 
 
-NAMES = {"_end_if_decided", "_end", "deliver", "forget", "_end_parts", "fail", "repair"}
+NAMES = {"_end_if_finished", "_end", "deliver", "forget", "_end_parts", "fail", "repair"}
 
 
 @pytest.mark.parametrize("twice", [False, True])
