@@ -254,9 +254,9 @@ class Checker:
             raise Violation(f"not the last observation: {what}")
         if final is not None or not (is_step or is_repeated):
             self._check_reset(env_id, obs, info, what)
-        if (final is not None and info["is_renewed"]) or env_id in self.world.failed_resets:
-            # Calls that waited behind the last step of a process that is recycled have run there, before the reset; and
-            # so may those that came between a reset that has raised and the next one.
+        if (final is not None and self._is_reset_later(what)) or env_id in self.world.failed_resets:
+            # Calls that waited behind the last step of a process that is recycled have run before the reset; and so may
+            # those that came between a reset that has raised and the next one.
             self.unordered.update(model.notes)
         self.world.failed_resets.discard(env_id)
         if model.token is None and model.seed is not None:
@@ -301,7 +301,8 @@ class Checker:
             raise Violation(f"another seed: {what}")
         if seed is None and info["is_renewed"]:
             raise Violation(f"no seed after the end of a process: {what}")
-        was_given = (model.token is None and model.seed is not None) or info["is_renewed"] or self._seeds_episodes
+        was_given = (model.token is None and model.seed is not None) or self._seeds_episodes
+        was_given |= self._is_reset_later(what)
         if seed is not None and not was_given and (self.is_hidden or not self.replays):
             raise Violation(f"a seed that nobody gave: {what}")
         # A reset that the user has called may be tried again with its seed, unless failures are raised.
@@ -318,6 +319,16 @@ class Checker:
             model.episode = next((number for number, wanted in of_episode if wanted == seed), -1)
             if model.episode < 0:
                 raise Violation(f"the seed of no episode, or of one before: {what}")
+
+    def _is_reset_later(self, what: _Answer) -> bool:
+        """Return whether the reset of a step's result may have run in a later process than the step.
+
+        If the process crashes that was to be recycled, the step runs again in the next one before the reset, so that
+        this is not the first reset there.
+        """
+        if what.info["is_renewed"] or not self.resets_later:
+            return bool(what.info["is_renewed"])
+        return len({process for *entry, process in self.world.log if entry == [what.env_id, what.token]}) > 1
 
     def check_log(self) -> None:
         """Check how often everything has run, and in which order."""
