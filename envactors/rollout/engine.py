@@ -112,8 +112,6 @@ class WorkerRolloutEngine(RolloutEngine):
         with lock:
             buffer, hold = self._buffers.take(self._layout._replace(steps=steps))
         written = None if pickled is None else self._parameters.write(*pickled)
-        for group in self.groups:
-            group.recycler.measure_memory()
 
         with lock, lock.change(*self._actors):
             if self._in_flight:  # else the last one has ended meanwhile, and this continues it

@@ -37,7 +37,7 @@ Where each fact about an env is, who changes it, and who reads it (methods witho
     a request is made             EnvTable.status is not IDLE              mark_queued, write_requests    check_idle
       which one                   EnvTable.requests; bare steps have none  set_requests                   EnvRecovery
     it is queued                  EnvTable.status is QUEUED                mark_queued, end_process       QueuedRows
-      in which job                EnvGroup.queued_in                       QueuedRows                     QueuedRows
+      in which job                RowsJob.queued_in                        QueuedRows                     QueuedRows
     it is posted                  EnvTable.status is POSTED                write_requests                 RowsJob
       as what, to which process   Rows.ops, posted_ids, posted_incarnations write_requests, mark_queued,   RowReader
                                                                            rollouts
@@ -81,7 +81,7 @@ Results, waiting, and the rest:
     row_reader      Copies results out of rows, and unpickles them
     batching        Makes a batch of single results
     results         `EnvStep`, `Batch`, and `EnvSnapshot`, as users get them, and the infos of failures
-    selection       Some envs of a vector, and the envs of one actor as jobs and waiting threads see them
+    selection       Some envs of a vector
     timing          How long steps and resets take
     options         The options of vectors
     inputs          Checks of arguments and options

@@ -141,7 +141,7 @@ def build_row_engine(
 
     1. Create the memory of the rows.
     2. Make the records of the envs, each of which needs those before it: episodes, rows, journals, and the table.
-    3. Make a group for each actor, which needs the table. Threads that wait for results look at the groups.
+    3. Make a group for each actor, which needs the table. Threads that wait for results look at the actors.
     4. Make each group the tenant of its actor, and have the worker use the rows. A process that starts from now on gets
        the rows with its first message.
 
@@ -171,7 +171,7 @@ def build_row_engine(
     table = EnvTable(config.lock, rows, episodes, journals, config.deadlines)
     reader = RowReader(table, described, copies=settings.copy)
     groups = [EnvGroup(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
-    table.waiters.groups = groups
+    table.waiters.actors = actors
     futures = []
     for group in groups:
         actor = group.actor

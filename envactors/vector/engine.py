@@ -30,7 +30,6 @@ from envactors.vector.base import Engine, Failures, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.requests import EnvRequest, RowResult
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
-from envactors.vector.row_jobs import post_rows
 from envactors.vector.row_reader import RowReader
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
@@ -213,8 +212,13 @@ class RowEngine(Engine):
                 else:
                     queued.append((group, ids))
             if posted:
-                free = self.select(posted) if queued else envs
-                post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
+                free, call_id = self.select(posted) if queued else envs, self._lock.next_call_id()
+                payloads = table.write_requests(free, call_id, streams)
+                now = time.monotonic()
+                begun = [(group.rows_job.begin(call_id, ids, payloads, now), ids) for group, ids in free.by_group]
+                # Workers that wake up compete with this thread for cores, so everything slow comes before the rings.
+                for page, ids in begun:
+                    page.post_step(call_id, worker_wait, streams, ids)
             for group, ids in queued:
                 group.queue_new(ids)
 
@@ -386,9 +390,6 @@ class RowEngine(Engine):
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is
         batch = reader.read_batch(envs, contents)
-        if self.episodes.may_recycle and (batch.terminated | batch.truncated).any():
-            for group, _ in envs.by_group:
-                group.recycler.measure_memory()
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
@@ -402,8 +403,6 @@ class RowEngine(Engine):
 
     def _collect(self, envs: Selection) -> None:
         """Record all complete rows of the actors that these envs belong to."""
-        for group, _ in envs.by_group:
-            group.recycler.measure_memory()
         with self._lock, self._lock.change(*envs.actors):
             for group, _ in envs.by_group:
                 group.collect_completed()

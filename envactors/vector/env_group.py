@@ -7,16 +7,14 @@ An `EnvGroup` is the tenant of its actor: the actor tells it about processes, ca
     `EnvReplays`                   to bring envs to where they were in an earlier process
     `EnvTable`                     to change the state of the envs
 
-None of these knows the group, except jobs. They call it as an `EnvsOfActor`: to collect results, to fail queued envs,
-for the inputs of a row, and to write in which job each env was queued last. Every change here happens under the lock of
-the vector.
+None of these knows the group. Every change here happens under the lock of the vector.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from envactors.actor import recording
@@ -63,7 +61,6 @@ class EnvGroup(Tenant):
         replays: Brings them back in a new process.
         rows_job: Their rows, as the running job of the actor.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
-        queued_in: The job in which each env was queued last.
     """
 
     def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycler: Recycler) -> None:
@@ -75,15 +72,10 @@ class EnvGroup(Tenant):
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
         self.replays: EnvReplays = EnvReplays(table, actor, self.recovery)
-        self.rows_job: RowsJob = RowsJob(table, self, actor, recycler)
+        self.rows_job: RowsJob = RowsJob(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
-        self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
         self._times = StepTimes(len(self.indices))
-
-    def count_missing(self) -> int:
-        """Return how many outcomes of its envs are missing."""
-        return sum(map(self.table.is_pending, self.indices))
 
     # Posting ---------------------------------------------------------------------------------------------
 
@@ -96,7 +88,7 @@ class EnvGroup(Tenant):
         if reason := self._renewal_reason(ids):
             self.actor.jobs.enqueue(Renewal(why=reason))
         self.recovery.settle_lost_episodes(ids)
-        self.actor.jobs.enqueue(QueuedRows(self.table, self, ids))
+        self.actor.jobs.enqueue(QueuedRows(self.rows_job, ids))
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
@@ -150,11 +142,7 @@ class EnvGroup(Tenant):
         again = [loss.activity.index for loss in losses if self.recovery.resolve_or_retry(loss)]
         if again:
             self.table.mark_queued(again)
-            self.actor.jobs.enqueue(QueuedRows(self.table, self, again), first=True)
-
-    def fail_queued(self, ids: Sequence[int], error_of: ErrorOf) -> None:
-        """Fail the requests of queued envs, which no process will run."""
-        self.recover([self.recovery.queued_request_loss(index, error_of) for index in ids])
+            self.actor.jobs.enqueue(QueuedRows(self.rows_job, again), first=True)
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
@@ -197,11 +185,7 @@ class EnvGroup(Tenant):
             text = load_message(Failure, frame.payload).text
             self.actor.log.write(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
-    # For its jobs and threads that wait ------------------------------------------------------------------
-
-    def inputs_of_row(self, index: int) -> Inputs:
-        """Return the posted request of an env, and the requests before it."""
-        return self.recovery.step_inputs(index, self.table.posted_request(index))
+    # The memory ------------------------------------------------------------------
 
     def check_memory(self, finished: int) -> str:
         """Return an error text if the worker claims to have finished rows that are not complete; else an empty one.

@@ -71,7 +71,6 @@ class Episodes:
     Attributes:
         autoreset: What follows from the end of an episode.
         on_failure: What happens after a failure.
-        may_recycle: Whether processes may be replaced after an episode.
         flags: Which of the flags above apply to each env.
         no_flags: The value of ``flags`` while no env has one.
         awaits_autoreset: Whether the next step of an env resets it, by autoreset.
@@ -87,7 +86,6 @@ class Episodes:
     def __init__(self, count: int, settings: VectorSettings, recyclers: Sequence[Recycler] = ()) -> None:
         self.autoreset: AutoresetRules = AUTORESETS[settings.autoreset]
         self.on_failure: OnFailure = settings.on_failure
-        self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]) * count
         self._renewal_reasons = [""] * count  # why envs are `RETIRING`

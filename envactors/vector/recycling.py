@@ -25,19 +25,10 @@ class Recycler:
         self._policy = policy
         # How many steps the env had taken when the current process started.
         self._steps_before = 0
-        # The memory in bytes, and the process that was measured. One tuple, since it is set without the lock.
-        self._memory = 0, -1
 
     def begin_process(self, steps: int) -> None:
         """Record how many steps the first env has taken when a process starts."""
         self._steps_before = steps
-
-    def measure_memory(self) -> None:
-        """Measure the memory of the process if it is limited. Call this without the lock, since it may take long."""
-        process = self._actor.process
-        worker = process.worker
-        if self._policy is not None and self._policy.max_memory is not None and worker is not None:
-            self._memory = worker.resident_memory(), process.incarnation
 
     def find_reason(self, steps: int) -> str:
         """Return why to replace the process after an episode; empty if it stays.
@@ -45,9 +36,8 @@ class Recycler:
         Args:
             steps: How many steps its env has taken.
         """
-        policy, process, reason = self._policy, self._actor.process, ""
-        if process.worker is not None and policy is not None:
-            memory, measured = self._memory
-            memory = memory if measured == process.incarnation else 0
+        policy, worker, reason = self._policy, self._actor.process.worker, ""
+        if worker is not None and policy is not None:
+            memory = 0 if policy.max_memory is None else worker.resident_memory()
             reason = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
         return reason or (self._actor.reason_to_move if len(self.envs) == 1 else "")

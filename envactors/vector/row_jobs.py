@@ -1,7 +1,7 @@
 """The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `RowsJob`.
 
-Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The group of envs
-that they belong to takes the results, and handles requests without one; jobs call it through `EnvsOfActor`.
+Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The tenant of the
+actor takes the results, and `EnvRecovery` handles requests without one.
 
 Every change here happens under the lock of the vector. Waiting threads also read without it.
 """
@@ -22,27 +22,9 @@ from envactors.mailbox import packing
 from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
-from envactors.vector.recycling import Recycler
-from envactors.vector.selection import EnvsOfActor, Selection
+from envactors.vector.env_recovery import EnvRecovery
+from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, QUEUED, EnvTable
-
-
-def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, streams: bool) -> None:
-    """Post requests whose actions are already in the rows, and ring the workers.
-
-    Args:
-        table: The envs of the vector.
-        envs: The envs to post; their actors are free.
-        call_id: The call id of all these requests.
-        wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
-        streams: Whether they stream.
-    """
-    payloads = table.write_requests(envs, call_id, streams)
-    now = time.monotonic()
-    begun = [(group.rows_job.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
-    # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
-    for page, ids in begun:
-        page.post_step(call_id, wait, streams, ids)
 
 
 class RowProgress(NamedTuple):
@@ -59,57 +41,6 @@ class RowProgress(NamedTuple):
     since: float
 
 
-class QueuedRows(Job):
-    """Envs that wait in the queue of their actor to be posted.
-
-    While an env waits, its request may fail or be canceled, and the next one may be queued in another job. This job
-    then skips the env, so that requests run in the order in which they were made: only the last job created for an
-    env posts it.
-
-    Args:
-        table: The envs of the vector.
-        group: The envs of the actor.
-        ids: Those that wait.
-    """
-
-    def __init__(self, table: EnvTable, group: EnvsOfActor, ids: list[int]) -> None:
-        self._table = table
-        self._group = group
-        self._ids = ids
-        group.queued_in.update(dict.fromkeys(ids, self))
-
-    @property
-    def ids(self) -> list[int]:
-        """The envs that still wait in this job."""
-        status, queued_in = self._table.status, self._group.queued_in
-        return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
-
-    @property
-    def needs_permit(self) -> bool:  # type: ignore[override] # nobody sets it
-        """Whether any env still waits."""
-        return bool(self.ids)
-
-    def can_join(self, running: Job) -> bool:
-        """Rows may be posted while earlier rows run."""
-        return running is self._group.rows_job
-
-    def start(self) -> Job | None:
-        """Post the envs that still wait; return the job of posted rows, or None if no row is posted."""
-        rows_job = self._group.rows_job
-        if ids := self.ids:
-            envs = Selection(ids=ids, array_index=ids, by_group=[(self._group, ids)], actors=[rows_job.actor])
-            post_rows(self._table, envs, self.call_id, NO_SPIN, streams=True)
-            self._table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-        return rows_job if rows_job.has_posted else None
-
-    def activity(self) -> None:
-        """Return None: the worker runs nothing of it. It is the running job only until `start` returns the next one."""
-
-    def fail(self, error_of: ErrorOf) -> None:
-        """Fail the envs."""
-        self._group.fail_queued(self.ids, error_of)
-
-
 class RowsJob(Job):
     """The running job of an actor from the post of its rows until `JobQueue` finds that no env is `POSTED`.
 
@@ -118,19 +49,22 @@ class RowsJob(Job):
 
     Args:
         table: The envs of the vector.
-        group: The envs of the actor.
         actor: The actor.
-        recycler: Measures the memory of its process.
+        recovery: Handles requests without results.
+
+    Attributes:
+        table, actor, recovery: As above.
+        queued_in: The job in which each env was queued last.
     """
 
     call_id = -1  # that of no frame: workers complete rows without a reply
     needs_permit = True
 
-    def __init__(self, table: EnvTable, group: EnvsOfActor, actor: Actor, recycler: Recycler) -> None:
+    def __init__(self, table: EnvTable, actor: Actor, recovery: EnvRecovery) -> None:
         self.actor: Actor = actor
-        self._table = table
-        self._group = group
-        self._recycler = recycler
+        self.table = table
+        self.recovery = recovery
+        self.queued_in: dict[int, QueuedRows] = {}
         self._indices = actor.config.indices
         self._posted_at = 0.0
         self._aborted: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
@@ -138,7 +72,7 @@ class RowsJob(Job):
     @property
     def has_posted(self) -> bool:
         """Whether any env is `POSTED`, with a complete row or not."""
-        return POSTED in self._table.status[slice_of(self._indices)]
+        return POSTED in self.table.status[slice_of(self._indices)]
 
     def begin(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
         """Begin to watch rows that are about to run, and send the payloads that go with them.
@@ -152,7 +86,7 @@ class RowsJob(Job):
         Returns:
             The control page of the worker. The caller posts the call id there and rings.
         """
-        actor, table = self.actor, self._table
+        actor, table = self.actor, self.table
         worker = actor.process.worker
         assert worker is not None, "rows are posted to a live process"
         self._posted_at = now
@@ -171,19 +105,18 @@ class RowsJob(Job):
 
     def try_finish(self) -> bool:
         """Record complete rows, then return whether no row is posted."""
-        self._group.collect_completed()
+        self.actor.tenant.collect_completed()
         return not self.has_posted
 
     def request_end_ring(self) -> None:
         """Have the worker ring at the end of its rows, since another job waits for that."""
         if (worker := self.actor.process.worker) is not None:
             worker.watch_rings(self.on_ring)
-            worker.page.ring_at_end(max(self._table.rows.posted_ids[index] for index in self._indices))
+            worker.page.ring_at_end(max(self.table.rows.posted_ids[index] for index in self._indices))
             self.actor.runtime.loop.call_soon(self.on_ring)  # the rows may have ended without a ring
 
     def on_ring(self) -> None:
         """Handle a ring of the worker, in the loop and without the lock."""
-        self._recycler.measure_memory()
         self.actor.run_as_change(self._end_if_finished)
 
     def _end_if_finished(self) -> None:
@@ -202,11 +135,11 @@ class RowsJob(Job):
 
     def on_late(self, activity: Activity) -> None:
         """Ignore the result of a row that has missed its deadline."""
-        self._table.miss_deadline(activity.index)
+        self.table.miss_deadline(activity.index)
 
     def progress(self) -> RowProgress:
         """Read how far the worker has come."""
-        table, page, running = self._table, self.actor.page, None
+        table, page, running = self.table, self.actor.page, None
         if page is None:
             return RowProgress(unfinished=[], running=None, since=0.0)
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.rows.is_complete(index)]
@@ -223,11 +156,11 @@ class RowsJob(Job):
 
     def blame(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
-        self._aborted = index, self._table.rows.posted_ids[index]
+        self._aborted = index, self.table.rows.posted_ids[index]
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
-        return self._group.inputs_of_row(culprit.index)
+        return self.recovery.step_inputs(culprit.index, self.table.posted_request(culprit.index))
 
     def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return the rows that an ended process has not completed."""
@@ -245,7 +178,7 @@ class RowsJob(Job):
             rows: The steps that it has not completed, in the order in which it runs them.
             running: The one that it was running; None for none.
         """
-        guilty = [a for a in rows if a.index in self._table.rows.overdue or (a.index, a.call_id) == self._aborted]
+        guilty = [a for a in rows if a.index in self.table.rows.overdue or (a.index, a.call_id) == self._aborted]
         if guilty and (running is None or running.index != guilty[0].index):
             return guilty[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:
@@ -254,3 +187,54 @@ class RowsJob(Job):
             # Nobody knows which env a worker on a lost node had begun.
             return rows[0]._replace(started_at=self._posted_at)
         return rows[0] if blames_request(process.end_reason) else None
+
+
+class QueuedRows(Job):
+    """Envs that wait in the queue of their actor to be posted.
+
+    While an env waits, its request may fail or be canceled, and the next one may be queued in another job. This job
+    then skips the env, so that requests run in the order in which they were made: only the last job created for an
+    env posts it.
+
+    Args:
+        rows_job: The job in which they run.
+        ids: Those that wait.
+    """
+
+    def __init__(self, rows_job: RowsJob, ids: list[int]) -> None:
+        self._rows_job = rows_job
+        self._ids = ids
+        rows_job.queued_in.update(dict.fromkeys(ids, self))
+
+    @property
+    def ids(self) -> list[int]:
+        """The envs that still wait in this job."""
+        status, queued_in = self._rows_job.table.status, self._rows_job.queued_in
+        return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
+
+    @property
+    def needs_permit(self) -> bool:  # type: ignore[override] # nobody sets it
+        """Whether any env still waits."""
+        return bool(self.ids)
+
+    def can_join(self, running: Job) -> bool:
+        """Rows may be posted while earlier rows run."""
+        return running is self._rows_job
+
+    def start(self) -> Job | None:
+        """Post the envs that still wait; return the job of posted rows, or None if no row is posted."""
+        rows_job, table = self._rows_job, self._rows_job.table
+        if ids := self.ids:
+            payloads = table.write_requests(Selection(ids=ids, array_index=ids), self.call_id, streams=True)
+            page = rows_job.begin(self.call_id, ids, payloads, time.monotonic())
+            page.post_step(self.call_id, NO_SPIN, True, ids)
+            table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
+        return rows_job if rows_job.has_posted else None
+
+    def activity(self) -> None:
+        """Return None: the worker runs nothing of it. It is the running job only until `start` returns the next one."""
+
+    def fail(self, error_of: ErrorOf) -> None:
+        """Fail the envs."""
+        for index in self.ids:
+            self._rows_job.recovery.resolve_or_retry(self._rows_job.recovery.queued_request_loss(index, error_of))

@@ -1,42 +1,11 @@
-"""Selections of the envs of a vector, and the envs of one actor, as other modules see them."""
+"""Selections of the envs of a vector."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from envactors.actor.actor import Actor
-from envactors.actor.job import ErrorOf
-from envactors.crashes.inputs import Inputs
-
-
-class EnvsOfActor(Protocol):
-    """The envs of one actor, as their jobs and waiting threads use them: an `envactors.vector.env_group.EnvGroup`.
-
-    Attributes:
-        actor: The actor.
-        rows_job: Its running job while rows are posted, a `RowsJob`.
-        queued_in: The `QueuedRows` job in which each env was queued last.
-    """
-
-    actor: Actor
-    rows_job: Any
-    queued_in: dict[int, Any]
-
-    def collect_completed(self) -> None:
-        """Record the results of complete rows."""
-
-    def count_missing(self) -> int:
-        """Return how many outcomes of its envs are missing."""
-
-    def check_memory(self, finished: int) -> str:
-        """Return a text if the worker claims to have finished rows which are not complete."""
-
-    def fail_queued(self, ids: Sequence[int], error_of: ErrorOf) -> None:
-        """Fail the requests of queued envs, which no process will run."""
-
-    def inputs_of_row(self, index: int) -> Inputs:
-        """Return the posted request of an env, and the requests before it."""
 
 
 class Selection(NamedTuple):

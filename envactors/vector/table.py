@@ -133,7 +133,7 @@ class EnvTable:
         self.outcomes: dict[int, Outcome] = {}
         self.outcome_at: dict[int, float] = {}
         self.version: int = 0
-        self.waiters: ResultWaiters = ResultWaiters(rows)
+        self.waiters: ResultWaiters = ResultWaiters(rows, self.is_pending)
         self.rollouts_in_flight: int = 0
         self._deadlines = deadlines
         # For each status, the value of ``status`` if all envs have it.

@@ -6,10 +6,10 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 
+from envactors.actor.actor import Actor
 from envactors.mailbox.control_page import FINISHED
 from envactors.system.polling import Doorbell, Poller, remaining
 from envactors.vector.rows import Rows
-from envactors.vector.selection import EnvsOfActor
 
 
 class _Sleeper:
@@ -21,11 +21,11 @@ class _Sleeper:
         self.sleep: Callable[[float | None], object] = self._poller.poll
         bell.register(self._poller)
 
-    def watch_workers(self, groups: Sequence[EnvsOfActor], process_changes: int) -> None:
+    def watch_workers(self, actors: Sequence[Actor], process_changes: int) -> None:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
-            for group in groups:
-                if (page := group.actor.page) is not None:
+            for actor in actors:
+                if (page := actor.page) is not None:
                     page.to_parent.register(self._poller)
             self._watched = process_changes
 
@@ -52,16 +52,18 @@ class ResultWaiters:
 
     Args:
         rows: The rows.
+        is_pending: Returns whether the request of an env has no outcome yet.
 
     Attributes:
-        groups: The envs of each actor.
+        actors: The actors of the envs.
         sleepers: Those of the threads that wait now, with the ``ring_at`` of each; 0 for none.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self.groups: Sequence[EnvsOfActor] = ()
+    def __init__(self, rows: Rows, is_pending: Callable[[int], bool]) -> None:
+        self.actors: Sequence[Actor] = ()
         self.sleepers: dict[_Sleeper, int] = {}
         self._rows = rows
+        self._is_pending = is_pending
         self._bell = Doorbell()
         self._process_changes = 0
         self._idle: list[_Sleeper] = [_Sleeper(self._bell)]
@@ -107,7 +109,7 @@ class ResultWaiters:
         try:
             self.sleepers[sleeper] = 0
             while True:
-                sleeper.watch_workers(self.groups, self._process_changes)
+                sleeper.watch_workers(self.actors, self._process_changes)
                 missing, ring_at = self._count(count_missing)
                 # All rows of a `step` end with a ring. But without a number, none of them rings for a failure.
                 if missing and (until_failure or ring_at < len(self._rows.streamed) or 1 in self._rows.streamed):
@@ -152,18 +154,19 @@ class ResultWaiters:
 
     def _check_no_deadlock(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than the other actors have missing."""
-        if self.groups[0].actor.config.backend.traits.can_kill:
+        if self.actors[0].config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
-        mine = next((group for group in self.groups if group.actor.is_run_by_this_thread), None)
-        if mine is not None and missing > sum(group.count_missing() for group in self.groups if group is not mine):
-            raise mine.actor.errors.called_by_own_env()
+        mine = next((actor for actor in self.actors if actor.is_run_by_this_thread), None)
+        others = (index for actor in self.actors if actor is not mine for index in actor.config.indices)
+        if mine is not None and missing > sum(map(self._is_pending, others)):
+            raise mine.errors.called_by_own_env()
 
     def _publish_ring_at(self) -> None:
         """Tell workers at how many written rows to ring; with a number, they also ring for each failure."""
         while True:
             ring_at = min(filter(None, self.sleepers.values()), default=0)
-            for group in self.groups:
-                if (page := group.actor.page) is not None:
+            for actor in self.actors:
+                if (page := actor.page) is not None:
                     page.ring_at(ring_at)
             if ring_at == min(filter(None, self.sleepers.values()), default=0):
                 return
@@ -174,7 +177,6 @@ class ResultWaiters:
 
         The results of such a worker would never come.
         """
-        for group in self.groups:
-            actor = group.actor
-            if (page := actor.page) is not None and group.check_memory(page.counters[FINISHED]):
+        for actor in self.actors:
+            if (page := actor.page) is not None and actor.tenant.check_memory(page.counters[FINISHED]):
                 actor.runtime.loop.call_soon(functools.partial(actor.run_as_change, actor.collect_and_verify))

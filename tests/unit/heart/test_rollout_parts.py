@@ -177,8 +177,12 @@ def test_a_start_that_failed_leaves_its_buffer_to_the_next_one(stages, monkeypat
         if refusal == "of parameters":
             patch.setattr(engine._parameters, "write", refuse)
         else:
-            recycler = stage.engine.groups[0].recycler
-            patch.setattr(recycler, "measure_memory", lambda: patch.setattr(engine, "_check_startable", refuse))
+            pickle = engine._pickle_parameters
+            patch.setattr(
+                engine,
+                "_pickle_parameters",
+                lambda value: patch.setattr(engine, "_check_startable", refuse) or pickle(value),
+            )
         with pytest.raises(ea.VectorEnvError, match="refused"):
             stage.envs.rollout_async(2, np.array(8))
     monkeypatch.setattr(stage.envs._memory, "extend", lambda size: sizes.append(size) or extend(size))
@@ -216,7 +220,7 @@ def test_a_rollout_may_end_while_the_next_one_starts(stages, policy, handle):
     stage = make(stages, 1, autoreset="disabled")
     first, second = stage.envs.rollout_async(2), []
     signum = handle(stage.run)
-    assert interrupt(lambda: second.append(stage.envs.rollout_async(2)), 0, only={"measure_memory"}, signum=signum)
+    assert interrupt(lambda: second.append(stage.envs.rollout_async(2)), 0, only={"_pickle_parameters"}, signum=signum)
     assert first.done()
     stage.run()
     assert not second[0].result(SOON).valid.any()
