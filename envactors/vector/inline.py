@@ -23,7 +23,6 @@ from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, Co
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
-from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import CLEARED_BY_STEPS, EPISODE_LOST, Episodes
@@ -32,9 +31,9 @@ from envactors.vector.inline_results import InlineLastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
 from envactors.vector.selection import Selection
-from envactors.vector.timing import StepTimes, TimedEnv
+from envactors.vector.timing import StepTimes, timed
 from envactors.worker.context import ActorContext
-from envactors.worker.host import Fields, HostedEnv
+from envactors.worker.host import Fields
 
 # The seed and the options of a reset by autoreset.
 _NO_ARGS = (None, None)
@@ -62,34 +61,13 @@ class _InlineRequests(InlineRequest):
         self.losses: dict[int, RequestLoss] = {}
 
     def get_context(self) -> ActorContext | None:
-        return self._engine._hosted_envs[self.index].context
+        actor = self._engine._actor_by_env[self.index]
+        return actor.hosted_envs[self.index - actor.indices.start].context if actor.hosted_envs else None
 
     def describe(self) -> tuple[InlineActor, Activity]:
         engine, index = self._engine, self.index
         is_reset = index == self.reset_env or engine._is_within_reset(index)
         return engine._actor_by_env[index], Activity("reset" if is_reset else "step", index)
-
-
-class _MissingEnv:
-    """Placeholder for an env that its actor does not have.
-
-    The actor is closed, the factory has raised, or an interrupt has ended the start of the env. In the last case, the
-    next reset makes the env.
-    """
-
-    context = None
-
-    def __init__(self, actor: InlineActor, index: int, hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv]) -> None:
-        self._actor, self._index, self._hosted_envs = actor, index, hosted_envs
-
-    def step(self, *_: Any) -> Fields:
-        """Raise the error of the actor."""
-        raise self._actor.unusable_error(Activity("step", self._index))
-
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
-        """Have the actor make the env, and reset it; raise the error of the actor if it cannot."""
-        self._actor.make_missing(Activity("reset", self._index))
-        return self._hosted_envs[self._index].reset(seed, options)
 
 
 class InlineEngine(Engine):
@@ -119,10 +97,11 @@ class InlineEngine(Engine):
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, which `reset` calls.
         self._envs_without_result: set[int] = set()
         self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
-        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = []  # filled below, actor by actor
-        # The memory in which each env records its current method: the counters of its actor's control page. An env that
-        # is missing has a stand-in.
-        self._counters: list[Any] = []
+        # The `HostedEnv.step` and `HostedEnv.reset` of each env, and the memory in which it records its current method:
+        # the counters of its actor's control page. An env that is missing has stand-ins.
+        self._steps: list[Callable[..., Fields]] = [self._run_missing] * count
+        self._resets: list[Callable[..., Fields]] = [self._run_missing] * count
+        self._counters: list[Any] = [None] * count
         self._closed: set[int] = set()  # the envs of closed actors
         # How many requests each env has run that `Episodes.steps` does not count: resets, and all that have failed.
         self._requests_beside_steps = [0] * count
@@ -134,16 +113,28 @@ class InlineEngine(Engine):
             actor.join_vector(self, self._stack)
 
     def _refresh_envs(self, actor: InlineActor) -> None:
-        """Take the current envs of an actor, to step and reset them."""
-        mine = slice_of(actor.indices)
-        page = actor.page
-        if page is None:
-            self._hosted_envs[mine] = [_MissingEnv(actor, i, self._hosted_envs) for i in actor.indices]
-            self._counters[mine] = [{METHOD: METHOD_STEP}] * len(actor.indices)
-        else:
-            self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
-            self._counters[mine] = [page.counters] * len(actor.indices)
-        self._pages[actor] = page
+        """Take the methods of an actor's current envs, to step and reset them."""
+        page = self._pages[actor] = actor.page
+        for position, index in enumerate(actor.indices):
+            step: Callable[..., Fields] = functools.partial(self._run_missing, "step", index)
+            reset: Callable[..., Fields] = functools.partial(self._run_missing, "reset", index)
+            if page is not None:
+                env = actor.hosted_envs[position]
+                step, reset = env.step, env.reset
+                if self._is_timing:
+                    step, reset = timed(page, position, METHOD_STEP, step), timed(page, position, METHOD_RESET, reset)
+            self._steps[index], self._resets[index] = step, reset
+            self._counters[index] = {METHOD: METHOD_STEP} if page is None else page.counters
+
+    def _run_missing(self, method: str, index: int, *args: Any) -> Fields:
+        """Step or reset an env that its actor does not have: have it made first.
+
+        Raises:
+            ActorError: The actor is closed, or the factory has raised. Otherwise an interrupt has ended the start.
+        """
+        self._actor_by_env[index].make_missing(Activity(method, index))
+        fields: Fields = (self._resets if method == "reset" else self._steps)[index](*args)
+        return fields
 
     # For its actors --------------------------------------------------------------------------------------
 
@@ -248,7 +239,7 @@ class InlineEngine(Engine):
     def _run_steps(self, running: _InlineRequests, actions: Iterable[Any]) -> None:
         """Run a step of each env, or the reset that takes its place; keep the results and failures."""
         # Local variables make the loop faster.
-        episodes, infos, hosted, take = self.episodes, self._pending_infos, self._hosted_envs, self._last.take
+        episodes, infos, steps, take = self.episodes, self._pending_infos, self._steps, self._last.take
         resets_within_step, record_bare_step = episodes.autoreset.resets_within_step, episodes.record_bare_step
         awaits_autoreset, seeds, flags = episodes.awaits_autoreset, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
@@ -265,7 +256,7 @@ class InlineEngine(Engine):
                 continue
             ends = False
             try:
-                fields = hosted[index].step(action, resets_within_step, seeds[index])
+                fields = steps[index](action, resets_within_step, seeds[index])
                 _, _, terminated, truncated, _ = fields
                 ends = bool(terminated or truncated)
                 infos[index] = take(index, fields, ends and resets_within_step)
@@ -380,7 +371,7 @@ class InlineEngine(Engine):
         else:
             seed = episodes.seed_of_reset(index, incarnation)
         try:
-            fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
+            fields = self._resets[index](seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
             self._lose(running, Progress.ENDED, error, "reset", episode_is_over=True)

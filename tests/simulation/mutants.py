@@ -228,7 +228,7 @@ MUTANTS = [
     Mutant(ENV_REPLAYS + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
-    Mutant(QUEUED_ROWS + "fail", "self.ids,", "(),", HANGS),
+    Mutant(QUEUED_ROWS + "fail", "self.ids:", "():", HANGS),
     Mutant(ROWS_JOB + "request_end_ring", "worker.watch_rings(self.on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.recover(losses)", "pass", HANGS),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
