@@ -6,6 +6,7 @@ needed again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from envactors.errors import SerializationError
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten, zeros
+from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, stack, zeros
 from envactors.vector.results import Batch, EnvStep
 from envactors.vector.selection import Selection
 
@@ -34,10 +35,11 @@ class InlineLastResults:
 
     def __init__(self, described: Description, count: int, *, keeps_infos: bool) -> None:
         self.are_first: list[bool] = [False] * count
-        self._observations = _column_of(OBJECT if described.observation is None else described.observation, count)
-        self._rewards = _column_of(described.reward, count)
-        self._no_reward = _prepare(self._rewards, zeros(described.reward))
-        self._has_objects = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
+        self._observation_spec = OBJECT if described.observation is None else described.observation
+        self._reward_spec = described.reward
+        self._observations = _column_of(self._observation_spec, count)
+        self._rewards = _column_of(self._reward_spec, count)
+        self._has_lists = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
         self._terminated, self._truncated = np.zeros((2, count), np.bool_)
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._terminated_memory, self._truncated_memory = self._terminated.data, self._truncated.data
@@ -58,8 +60,8 @@ class InlineLastResults:
         obs, reward, terminated, truncated, info = fields
         try:
             info = {} if type(info) is dict and not info else copy_value(info)
-            if self._has_objects:  # arrays conform, so assigning them cannot fail
-                obs, reward = _prepare(self._observations, obs), _prepare(self._rewards, reward)
+            if self._has_lists:  # a single array needs no other copy, and it conforms, so assigning it cannot fail
+                obs, reward = copy_value((obs, reward))
             if self._infos:
                 self._infos[index] = copy_value(info)
         except Exception as error:
@@ -80,7 +82,7 @@ class InlineLastResults:
         The env continues in the process with that incarnation.
         """
         self._terminated[index], self._truncated[index] = False, True
-        self._rewards[index] = self._no_reward
+        self._rewards[index] = zeros(self._reward_spec)
         self.are_first[index] = is_first
         self.set_incarnation(index, incarnation)
 
@@ -90,7 +92,7 @@ class InlineLastResults:
 
     def read(self, index: int, info: Any) -> EnvStep:
         """Return the result of an env as users get it, with an info."""
-        obs, reward = _read(self._observations, index), _read(self._rewards, index)
+        obs, reward = copy_value((self._observations[index], self._rewards[index]))
         reward = float(reward) if isinstance(reward, float) else reward
         terminated, truncated = bool(self._terminated[index]), bool(self._truncated[index])
         return EnvStep(index, obs, reward, terminated, truncated, info, int(self._incarnations[index]))
@@ -98,58 +100,26 @@ class InlineLastResults:
     def read_batch(self, envs: Selection, infos: list[Any]) -> Batch:
         """Return the results of envs as users get them, with their infos."""
         at = envs.array_index
-        obs, rewards = _read(self._observations, at), _read(self._rewards, at)
+        obs = _read_column(self._observations, at, envs.ids, self._observation_spec)
+        rewards = _read_column(self._rewards, at, envs.ids, self._reward_spec)
         terminated, truncated = self._terminated[at].copy(), self._truncated[at].copy()
         ids, incarnations = self._all_ids[at].copy(), self._incarnations[at].copy()
         return Batch(ids, obs, rewards, terminated, truncated, infos, incarnations)
 
     def read_observations(self, envs: range) -> Any:
         """Return the observations of consecutive envs; a list if they are objects."""
-        return _read(self._observations, slice_of(envs))
-
-
-class _Columns:
-    """Column of values that are no single arrays: an array per leaf, with the objects of leaves that are no arrays."""
-
-    def __init__(self, spec: Spec, count: int) -> None:
-        self._spec = spec
-        self._arrays = [_array_of(leaf, count) for leaf in leaves(spec)]
-
-    def prepare(self, value: Any) -> list[Any]:
-        pairs = zip(self._arrays, flatten(self._spec, value), strict=True)
-        return [copy_value(leaf) if array.dtype == object else leaf for array, leaf in pairs]
-
-    def __setitem__(self, index: int, prepared: list[Any]) -> None:
-        for array, leaf in zip(self._arrays, prepared, strict=True):
-            array[index] = leaf
-
-    def read(self, at: Any) -> Any:
-        is_one = isinstance(at, int)
-        parts = (array[at] if array.dtype != object or is_one else array[at].tolist() for array in self._arrays)
-        return unflatten(self._spec, map(copy_value, parts))
+        return _read_column(self._observations, slice_of(envs), envs, self._observation_spec)
 
 
 def _column_of(spec: Spec, count: int) -> Any:
-    """Return memory for one value of a spec per env. Assign the result of `_prepare` to ``column[index]``."""
-    return _array_of(spec, count) if isinstance(spec, ArraySpec) and spec.batchable else _Columns(spec, count)
+    """Return memory for one value of a spec per env: an array, or a list of values that are not single arrays."""
+    if isinstance(spec, ArraySpec) and spec.batchable:
+        return np.zeros((count, *spec.shape), spec.dtype)
+    return [zeros(spec)] * count
 
 
-def _array_of(leaf: ArraySpec, count: int) -> npt.NDArray[Any]:
-    """Return memory for one leaf of a spec per env."""
-    return np.zeros((count, *leaf.shape), leaf.dtype) if leaf.batchable else np.empty(count, object)
-
-
-def _prepare(column: Any, value: Any) -> Any:
-    """Return what to assign to an index of a column: objects are copied here, and arrays by the assignment.
-
-    The assignment cannot fail, so a row of several columns is written after all its values were prepared.
-
-    Raises:
-        Exception: An object cannot be copied.
-    """
-    return value if isinstance(column, np.ndarray) else column.prepare(value)
-
-
-def _read(column: Any, at: Any) -> Any:
-    """Return a copy of the value of an env, or, for a slice or an array of envs, a batch of copies."""
-    return column[at].copy() if isinstance(column, np.ndarray) else column.read(at)
+def _read_column(column: Any, at: Any, ids: Sequence[int], spec: Spec) -> Any:
+    """Return copies of the values of envs as a batch; ``at`` is an index into arrays for these ids."""
+    if isinstance(column, np.ndarray):
+        return column[at].copy()
+    return stack(spec, [copy_value(column[index]) for index in ids])
