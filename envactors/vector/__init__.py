@@ -27,7 +27,7 @@ The way of a failure. The env raises, its process ends, or its result cannot be 
     FAIL, REPORT   the error is the outcome                                                      EnvRecovery
     TRUNCATE       the outcome is the last result, truncated, with the error in its info
     RESET          the request becomes a reset in the next process, which completes the answer   ResetAnswer
-    REDO           the request is queued again; under "replay", journals are replayed before it  EnvReplays, Journals
+    REDO           the request is queued again; under "replay", journals are replayed before it  EnvRecovery, Journals
 
 Begin with `fates` for failures, and with `table` and `engine` for everything else.
 
@@ -71,8 +71,7 @@ The state of the envs in workers, which changes only under the lock of the vecto
 The envs of one actor:
     env_group       The tenant of the actor: queues requests, collects results, and follows processes
     row_jobs        Its jobs: rows that wait, and rows that run
-    env_recovery    Resolves requests without results, or has them run again
-    env_replays     The replays that a new process runs first
+    env_recovery    Resolves requests without results, or has them run again, after replays
     fates           Losses, and the decision about them
     recycling       When a process is replaced between two episodes
 

@@ -3,8 +3,7 @@
 An `EnvGroup` is the tenant of its actor: the actor tells it about processes, calls, and exits. It calls
 
     jobs (`row_jobs`)              to queue requests, and to follow the rows that the worker runs
-    `EnvRecovery`                  to have failures decided, and requests without results resolved
-    `EnvReplays`                   to bring envs to where they were in an earlier process
+    `EnvRecovery`                  to have failures decided, requests without results resolved, and envs brought back
     `EnvTable`                     to change the state of the envs
 
 None of these knows the group. Every change here happens under the lock of the vector.
@@ -31,7 +30,6 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, load_message
 from envactors.vector.env_recovery import EnvRecovery
-from envactors.vector.env_replays import EnvReplays
 from envactors.vector.fates import RequestLoss
 from envactors.vector.recycling import Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer
@@ -57,8 +55,7 @@ class EnvGroup(Tenant):
         table, reader, actor, recycler: As above.
         attach: That of the table.
         indices: The indices of the envs of the actor.
-        recovery: Handles their requests without results.
-        replays: Brings them back in a new process.
+        recovery: Handles their requests without results, and brings them back in a new process.
         rows_job: Their rows, as the running job of the actor.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
     """
@@ -71,7 +68,6 @@ class EnvGroup(Tenant):
         self.attach: Attach = table.attach
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
-        self.replays: EnvReplays = EnvReplays(table, actor, self.recovery)
         self.rows_job: RowsJob = RowsJob(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self._is_timing = False
@@ -227,7 +223,7 @@ class EnvGroup(Tenant):
         self.table.begin_process(self.indices, process.incarnation)
         if self._is_timing:
             self.begin_timing()
-        return self.replays.jobs_for_process(is_renewal=is_renewal)
+        return self.recovery.replays(is_renewal=is_renewal)
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env; a saved state begins the journal anew."""
@@ -257,7 +253,7 @@ class EnvGroup(Tenant):
         5. Wake the threads that wait for results.
         """
         self._times.add(self.actor.page)
-        self.replays.record_exit(process_exit)
+        self.recovery.record_crash_in_replay(process_exit)
         self.table.end_process(self.indices)
         self.recover([self.recovery.exit_loss(activity, process_exit) for activity in process_exit.uncompleted.rows])
         if process_exit.plan.starts_another:

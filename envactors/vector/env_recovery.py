@@ -6,23 +6,27 @@
 4. `resolve_or_retry` does all this for a row: then the request has an outcome, or the caller queues it again. A rollout
    does the rest of it for a trajectory instead (`envactors.rollout.rollout_envs`).
 
-`EnvRecovery` keeps no state, and queues nothing. `envactors.vector.env_replays` brings envs back.
+Under ``on_failure="replay"``, `replays` makes the jobs that a new process runs first, to bring the envs to where they
+were. `envactors.replay` has the journals that they repeat. `EnvRecovery` keeps no state.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
+from envactors.actor.calls import ReplayJob
 from envactors.actor.exits import most_failures
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
-from envactors.actor.job import ErrorOf, ProcessExit
+from envactors.actor.job import ErrorOf, Job, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, copy_error, raised_by_user_code
 from envactors.mailbox.messages import Failure, Fault
+from envactors.mailbox.pickling import dumps
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Decision, EnvFate, Progress, RequestFacts, RequestLoss, decide
@@ -244,6 +248,52 @@ class EnvRecovery:
         error = self._actor.errors.env_raised(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error
+
+    # Replays ---------------------------------------------------------------------------------------------
+
+    def replays(self, *, is_renewal: bool) -> list[Job]:
+        """Return the jobs that a new process runs first, to bring envs to where they were.
+
+        1. Forget what will not be replayed: without replay, everything; after a renewal, the requests, but not the
+           attributes.
+        2. Settle the queued requests which need an episode that is thereby gone.
+        3. Make a job for each journal that has something to repeat.
+
+        Args:
+            is_renewal: Whether a `Renewal` has replaced the last process: by the user, or between two episodes.
+        """
+        journals, indices = self._table.journals, self._actor.config.indices
+        for index in indices:
+            if not journals.is_replayed:
+                journals.flushed(index).forget_all()
+            elif is_renewal:
+                journals.flushed(index).forget()
+        self.settle_lost_episodes(indices)
+        return [*filter(None, map(self._replay_of, indices))]
+
+    def _replay_of(self, index: int) -> ReplayJob | None:
+        """Return the job that replays the journal of an env; None if it has nothing to repeat."""
+        message = self._table.journals.flushed(index).replay_message(self._table.attach)
+        return message and ReplayJob(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
+
+    def _on_replayed(self, index: int, is_same: bool) -> None:
+        """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
+        journal, actor = self._table.journals.flushed(index), self._actor
+        could_replay = journal.can_replay
+        journal.record_replay(crashed=False, is_same=is_same)
+        if journal.can_replay:
+            self._table.episodes.resume(index)
+            text = f"the episode of env {index} was replayed in the new process, and continues"
+            actor.log.write(logging.WARNING, text)
+        elif could_replay and (attribute_replay := self._replay_of(index)):
+            actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
+        self.settle_lost_episodes([index])
+
+    def record_crash_in_replay(self, process_exit: ProcessExit) -> None:
+        """Record a replay that has ended its process, if it was one."""
+        culprit = process_exit.culprit
+        if isinstance(process_exit.job, ReplayJob) and culprit is not None and is_crash(process_exit.reason):
+            self._table.journals.flushed(culprit.index).record_replay(crashed=True)
 
     # Crash bundles ---------------------------------------------------------------------------------------
 

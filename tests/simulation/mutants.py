@@ -118,7 +118,6 @@ WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.env_group:EnvGroup."
 QUEUED_ROWS = "vector.row_jobs:QueuedRows."
 ROWS_JOB = "vector.row_jobs:RowsJob."
-ENV_REPLAYS = "vector.env_replays:EnvReplays."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 TABLE = "vector.table:EnvTable."
 ROWS = "vector.rows:Rows."
@@ -225,7 +224,7 @@ MUTANTS = [
     Mutant(ENVS + "_enqueue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last_rows.take_row(index)", "pass", LAST),
     Mutant(ROWS_JOB + "_find_culprit", "return running", "return rows[-1]", BLAMES),
-    Mutant(ENV_REPLAYS + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
+    Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(QUEUED_ROWS + "fail", "self.ids:", "():", HANGS),
