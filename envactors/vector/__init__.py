@@ -46,7 +46,7 @@ Where each fact about an env is, who changes it, and who reads it (methods witho
       and complete, still POSTED  Rows.is_complete: overflow, overdue      add_overflow, miss_deadline    has_outcome
     it has an outcome             EnvTable.status is DONE or FAILED        record_outcome                 RowEngine
       which one                   EnvTable.outcomes, or else in the row    record_outcome                 RowEngine
-      when it came                EnvTable.outcome_at; in rows, Slab.when  record_outcome, the worker     RowEngine
+      when it came                Slab.when                                record_outcome, the worker     RowEngine
     the last result               LastRows.ops, incarnations, contents     methods of LastRows            RowReader
     the state of the episode      Episodes.flags                           methods of Episodes            EnvTable
       the next step is a reset    Episodes.awaits_autoreset                methods of Episodes            write_requests

@@ -25,6 +25,7 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, try_to_read
+from envactors.mailbox.slab import STREAMED
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Failures, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
@@ -347,9 +348,8 @@ class RowEngine(Engine):
     def _outcome_at(self, index: int) -> float:
         """Return when an env got its outcome; now, if its worker has not recorded that."""
         table = self.table
-        if table.status[index] != POSTED:
-            return table.outcome_at.get(index, 0.0)
-        return float(table.slab.when[index]) if table.rows.streamed[index] else time.monotonic()
+        is_recorded = table.status[index] != POSTED or table.rows.ops[index] & STREAMED
+        return float(table.slab.when[index]) if is_recorded else time.monotonic()
 
     # Delivering results ----------------------------------------------------------------------------------
 

@@ -153,7 +153,7 @@ class EnvGroup(Tenant):
                 row = request.partial_answer.complete(row)
                 table.last_rows.write(index, row, is_first=True)
             outcome = reader.lazy_outcome(self.actor, index, functools.partial(reader.read, row))
-        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.rows.streamed[index] else None)
+        table.record_outcome(index, outcome)
 
     def _turn_into_reset(self, index: int) -> None:
         """Accept a step that has ended its episode, and make its autoreset the request of the env."""

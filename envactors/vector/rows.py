@@ -18,12 +18,17 @@ requests, and the status of each env. The memory itself is `envactors.mailbox.sl
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
-from envactors.mailbox.slab import NO_AUTORESET, Slab, slice_of
+from envactors.mailbox.slab import NO_AUTORESET, STREAMED, Slab, slice_of
 from envactors.vector.selection import Selection
+
+# For `bytes.translate`: whether each operation streams.
+_STREAMS_OF_OP: Final = bytes(op & STREAMED != 0 for op in range(256))
 
 
 class Rows:
@@ -47,8 +52,6 @@ class Rows:
         posted_ids: The call id of the post, or of a later rollout. ``slab.posted_ids`` has the same numbers for the
             workers, which cannot overwrite this copy.
         posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
-        streamed: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. All queued requests do,
-            so this is set before their post.
 
         The results that have come back:
 
@@ -68,7 +71,6 @@ class Rows:
         self.infos = infos
         self.ops: bytearray = bytearray(count)
         self.seeds: list[int | None] = [None] * count
-        self.streamed: bytearray = bytearray(count)
         self.posted_incarnation_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._posted_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
         self.posted_incarnations: memoryview[int] = self.posted_incarnation_array.data
@@ -78,8 +80,6 @@ class Rows:
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self._slab_ops: memoryview[int] = slab.ops.data
-        # The values of ``streamed`` if they are equal for all envs.
-        self._all_stream = [bytes([streams]) * count for streams in (False, True)]
 
     # Facts -----------------------------------------------------------------------------------------------
 
@@ -93,6 +93,10 @@ class Rows:
     def count_written(self) -> int:
         """Return how many rows are written; those of envs that are not posted count."""
         return int(np.count_nonzero(self.slab.written_ids == self._posted_id_array))
+
+    def any_streams(self) -> bool:
+        """Return whether any request streams; see `STREAM` of `envactors.mailbox.control_page`."""
+        return 1 in self.ops.translate(_STREAMS_OF_OP)
 
     def lacks_autoreset(self, index: int) -> bool:
         """Return whether the step in a complete row ended its episode, and left the autoreset to the next process."""
@@ -110,7 +114,7 @@ class Rows:
 
     # Changes ---------------------------------------------------------------------------------------------
 
-    def post(self, envs: Selection, ops: bytearray, call_id: int, *, streams: bool) -> None:
+    def post(self, envs: Selection, ops: bytearray, call_id: int) -> None:
         """Write the operations of requests whose actions are in the rows, and their call id after all else.
 
         A worker that is running other rows may run these as soon as they have the call id.
@@ -121,14 +125,12 @@ class Rows:
         if envs.is_all:
             self.ops[:] = self._slab_ops[:] = ops
             self.posted_incarnations[:] = self.incarnations
-            self.streamed[:] = self._all_stream[streams]
             self._posted_id_array.fill(call_id)
             self.slab.posted_ids.fill(call_id)
             return
         for index in envs.ids:
             self.ops[index] = self._slab_ops[index] = ops[index]
             self.posted_incarnations[index] = self.incarnations[index]
-            self.streamed[index] = streams
             self.posted_ids[index] = self.slab.posted_ids[index] = call_id
 
     def begin_process(self, envs: range, incarnation: int) -> None:

@@ -13,8 +13,8 @@ Each method changes the following. A blank means that it leaves the column as it
     method           status                     request  outcome  row                last result  episode, journal
     set_requests                                set
     begin_seeds                                                                                   root seed
-    mark_queued      IDLE, QUEUED, POSTED,                        NOT_POSTED (1),
-                     DONE (2) to QUEUED                           streamed
+    mark_queued      IDLE, QUEUED, POSTED,                        NOT_POSTED (1)
+                     DONE (2) to QUEUED
     write_requests   IDLE, QUEUED to POSTED                       posted                          root seed (3)
     add_overflow                                                  overflow
     miss_deadline                                                 overdue
@@ -109,8 +109,6 @@ class EnvTable:
         status: The status of each env.
         requests: The requests of envs, except bare steps.
         outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
-        outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`). A `DONE` env that is queued
-            again, since its result is unreadable, keeps its entry, whose value nobody reads.
         version: A number that each change of a status, an outcome, or a deadline, and each restored snapshot increases,
             also if the status stays as it was. A thread that copies results without the lock reads the version under
             the lock, before it copies and after. If it has not changed, the copies are valid.
@@ -131,7 +129,6 @@ class EnvTable:
         self.status: bytearray = bytearray(rows.slab.layout.envs)
         self.requests: dict[int, EnvRequest] = {}
         self.outcomes: dict[int, Outcome] = {}
-        self.outcome_at: dict[int, float] = {}
         self.version: int = 0
         self.waiters: ResultWaiters = ResultWaiters(rows, self.is_pending)
         self.rollouts_in_flight: int = 0
@@ -227,7 +224,6 @@ class EnvTable:
             if is_new:
                 self.rows.ops[index] = NOT_POSTED
             self.status[index] = QUEUED
-            self.rows.streamed[index] = True
 
     def write_requests(self, envs: Selection, call_id: int, streams: bool) -> dict[int, bytes]:
         """Write the requests of envs into their rows. The caller has written the actions.
@@ -259,7 +255,7 @@ class EnvTable:
         else:
             for index in envs.ids:
                 self.status[index] = POSTED
-        self.rows.post(envs, ops, call_id, streams=streams)
+        self.rows.post(envs, ops, call_id)
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
@@ -344,19 +340,19 @@ class EnvTable:
         self.last_rows.take_rows(envs, terminated, truncated, have_contents=have_contents)
         self.set_idle(envs.ids, is_all=envs.is_all)
 
-    def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
+    def record_outcome(self, index: int, outcome: Outcome | None) -> None:
         """Record the outcome of an env. If its request has a future, resolve the future and make the env idle.
 
         Args:
             index: The env.
             outcome: The outcome; None for a result that stays in the row.
-            when: The time at which it came (`time.monotonic`); None for now.
         """
         future = self.request(index).future
         self.version += 1
         if outcome is not None:
             self.outcomes[index] = outcome
-        self.outcome_at[index] = time.monotonic() if when is None else when
+        if self.status[index] != POSTED or not self.rows.ops[index] & STREAMED:
+            self.slab.when[index] = time.monotonic()  # of a row that streams, the worker has recorded it
         self.status[index] = FAILED if outcome is not None and outcome.is_failure else DONE
         if future is not None:
             assert outcome is not None, "a future needs a copy of the row"
@@ -373,19 +369,18 @@ class EnvTable:
            would take that for a bare step, and deliver its row.
         """
         self.version += 1
-        for index in ids if self.outcome_at else ():
-            if self.has_result_in_row(index):
+        if DONE in self.status:
+            for index in filter(self.has_result_in_row, ids):
                 self.last_rows.take_row(index)
         if is_all:
             self.status[:] = self._all_have[IDLE]
         else:
             for index in ids:
                 self.status[index] = IDLE
-        if self.requests or self.outcomes or self.outcome_at:
+        if self.requests or self.outcomes:
             for index in ids:
                 self.requests.pop(index, None)
                 self.outcomes.pop(index, None)
-                self.outcome_at.pop(index, None)
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
 

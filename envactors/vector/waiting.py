@@ -112,7 +112,7 @@ class ResultWaiters:
                 sleeper.watch_workers(self.actors, self._process_changes)
                 missing, ring_at = self._count(count_missing)
                 # All rows of a `step` end with a ring. But without a number, none of them rings for a failure.
-                if missing and (until_failure or ring_at < len(self._rows.streamed) or 1 in self._rows.streamed):
+                if missing and (until_failure or ring_at < len(self._rows.ops) or self._rows.any_streams()):
                     self.sleepers[sleeper] = ring_at
                     self._publish_ring_at()
                     # A row may have been written before its worker could read the number. It has rung for nothing, and
@@ -145,7 +145,7 @@ class ResultWaiters:
         counts it twice, or not at all, and no number of rows may ever reach it. So both are counted until the number of
         written rows is the same before and after. If all rows are wanted, the number is right however they change.
         """
-        count = len(self._rows.streamed)
+        count = len(self._rows.ops)
         while True:
             written, missing = self._rows.count_written(), count_missing()
             ring_at = min(written + missing, count)

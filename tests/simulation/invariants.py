@@ -51,7 +51,7 @@ class Invariants:
             Violation: Something is.
         """
         table = self._table
-        if any(table.status) or table.requests or table.outcomes or table.outcome_at:
+        if any(table.status) or table.requests or table.outcomes:
             raise Violation("all results were taken, and something of a request is kept")
 
     def _find_in_env(self, actor: Actor, index: int) -> str:
@@ -69,7 +69,7 @@ class Invariants:
             return "its row has another call id"
         if status == IDLE and (index in table.requests or index in table.rows.overdue):
             return "keeps its request"
-        if (index in table.outcomes or index in table.outcome_at) and status not in (DONE, FAILED):
+        if index in table.outcomes and status not in (DONE, FAILED):
             return "has an outcome"
         request = table.requests.get(index)
         if request is not None and request.future is not None and request.future.done():

@@ -65,7 +65,8 @@ def test_plain_requests_of_all_envs(table):
 def test_requests_of_some_envs(table):
     table.write_requests(some(2, 0), 5, True)
     assert list(table.status) == [POSTED, IDLE, POSTED]
-    assert list(table.rows.streamed) == [1, 0, 1]
+    assert [op & STREAMED for op in table.rows.ops] == [STREAMED, 0, STREAMED]
+    assert table.rows.any_streams()
     assert table.slab.posted_ids.tolist() == [5, 0, 5]
 
 
@@ -130,12 +131,14 @@ def test_the_next_post_forgets_the_overflow(table):
 
 
 def test_outcomes_set_the_status_and_the_time(table):
-    table.write_requests(ALL, 5, False)
-    table.record_outcome(0, None, 1.5)
+    table.write_requests(some(0, 1), 5, True)
+    table.write_requests(some(2), 6, False)
+    table.slab.when[:] = 1.5
+    table.record_outcome(0, None)
     table.record_outcome(1, ReadyOutcome("value"))
     table.record_outcome(2, ReadyOutcome(None, ValueError()))
     assert list(table.status) == [DONE, DONE, FAILED]
-    assert table.outcome_at[0] == 1.5
+    assert (table.slab.when == 1.5).tolist() == [True, True, False]
     assert sorted(table.outcomes) == [1, 2]
     assert [table.has_failed(index) for index in ALL.ids] == [False, False, True]
 
@@ -146,7 +149,7 @@ def test_delivery_forgets_requests_and_outcomes(table):
     table.record_outcome(1, ReadyOutcome("value"))
     table.set_idle(ALL.ids, is_all=True)
     assert table.are_all(IDLE)
-    assert (table.requests, table.outcomes, table.outcome_at) == ({}, {}, {})
+    assert (table.requests, table.outcomes) == ({}, {})
 
 
 @pytest.mark.parametrize("envs", [ALL, some(1)], ids=["all", "one"])
@@ -166,10 +169,9 @@ def test_no_env_without_its_request_looks_like_a_finished_bare_step(table, envs)
     assert seen == [False] * len(envs.ids)
 
 
-def test_queued_envs_ring_for_each_result(table):
+def test_queued_envs_are_pending(table):
     table.mark_queued([1])
     assert table.status[1] == QUEUED
-    assert table.rows.streamed[1]
     assert table.is_pending(1)
 
 
