@@ -134,19 +134,12 @@ class Loop:
                 descriptor.wants_write = wanted
                 self._poller.watch(fd, readable=not descriptor.is_lent, writable=wanted)
 
-    def lend(self, fd: int) -> None:
-        """Leave reading a watched descriptor to another thread, until `take_back`."""
-        self._set_lent(fd, True)
-
-    def take_back(self, fd: int) -> None:
-        """Read a descriptor again after `lend`, if it is lent."""
-        self._set_lent(fd, False)
-
-    def _set_lent(self, fd: int, is_lent: bool) -> None:
+    def set_lent(self, fd: int, is_lent: bool) -> None:
+        """Leave reading a watched descriptor to another thread, or read it again if it is lent."""
         with self._lock:
             descriptor = self._descriptors.get(fd)
             if descriptor is not None and (is_lent or descriptor.is_lent):
-                descriptor.is_lent = True  # so that an interrupted change is made again by the next `take_back`
+                descriptor.is_lent = True  # so that an interrupted change is made again when it is taken back
                 self._poller.watch(fd, readable=not is_lent, writable=descriptor.wants_write)
                 descriptor.is_lent = is_lent
 

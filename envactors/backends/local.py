@@ -122,10 +122,10 @@ class LocalWorker(LendingWorker):
         return None if self.channel.backlog else self
 
     def lend(self) -> None:
-        self._loop.lend(self._channel_fd)
+        self._loop.set_lent(self._channel_fd, True)
 
     def take_back(self) -> None:
-        self._loop.take_back(self._channel_fd)
+        self._loop.set_lent(self._channel_fd, False)
 
     def wait_for_reply(self, deadline: float, *, spins: bool) -> bool:
         if spins and spin_until_all([(self.page.counters, self.page.last_call)], FINISHED):

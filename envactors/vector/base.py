@@ -74,8 +74,7 @@ class Engine(abc.ABC):
         """Return some envs."""
         return Selection(ids=ids, array_index=np.array(ids, np.int64))
 
-    @abc.abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 # in-process, nothing does
         """Free whatever belongs to no actor, once the actors are closed; may be called again."""
 
     # Statistics ------------------------------------------------------------------------------------------

@@ -55,9 +55,9 @@ CLEARED_BY_STEPS: Final = NO_EPISODE | EPISODE_LOST | NEEDS_RESET | NO_RESULT | 
 #
 # Without `checks_resets`, neither the end of an episode nor `restore` sets NEEDS_RESET.
 #
-# `seed_episodes` sets SEEDED. Nothing clears it. A reset clears RETIRING. But if one `record_sequence` has both the end
-# that sets it and a later reset, it stays: the worker of a rollout does not stop there, and its process is replaced
-# before a later reset.
+# The option ``seed_episodes`` sets SEEDED. Nothing clears it. A reset clears RETIRING. But if one `record_sequence` has
+# both the end that sets it and a later reset, it stays: the worker of a rollout does not stop there, and its process is
+# replaced before a later reset.
 
 
 class Episodes:
@@ -100,8 +100,10 @@ class Episodes:
         self.episode_numbers: list[int] = [0] * count
         self.checks_resets: bool = True
         self.no_flags: bytes = bytes(count)
-        if settings.seed_episodes:
-            self.seed_episodes()
+        if settings.seed_episodes:  # until the first seeded reset, from a random seed
+            for index, seed in enumerate(np.random.SeedSequence().generate_state(count).tolist()):
+                self.root_seeds[index] = self.next_seeds[index] = seed
+                self.flags[index] |= SEEDED
 
     # Facts -----------------------------------------------------------------------------------------------
 
@@ -138,12 +140,6 @@ class Episodes:
         return not self.flags[index] & NO_RESULT
 
     # Seeds -----------------------------------------------------------------------------------------------
-
-    def seed_episodes(self) -> None:
-        """Seed every episode, until the first seeded reset from a random seed."""
-        for index, seed in enumerate(np.random.SeedSequence().generate_state(len(self.flags)).tolist()):
-            self.root_seeds[index] = self.next_seeds[index] = seed
-            self.flags[index] |= SEEDED
 
     def set_root_seed(self, index: int, seed: int) -> None:
         """Record a reset with a seed of the user, which begins episode 0."""

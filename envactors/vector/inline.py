@@ -23,7 +23,7 @@ from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, Co
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
-from envactors.mailbox.specs import split_batch, stack
+from envactors.mailbox.specs import OBJECT, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import CLEARED_BY_STEPS, EPISODE_LOST, Episodes
 from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss, decide
@@ -177,9 +177,6 @@ class InlineEngine(Engine):
             ready, running = [*self._pending_infos, *self._pending_errors], self._running_ids()
             return [index for index in ready if index not in running] if running else ready
 
-    def close(self) -> None:
-        """Do nothing: `on_change` has dropped the envs of the closed actors."""
-
     # Snapshots -------------------------------------------------------------------------------------------
 
     def required_incarnation(self, index: int) -> None:
@@ -209,8 +206,7 @@ class InlineEngine(Engine):
 
     def last_observations(self, envs: range) -> Any:
         """Return the last observations of envs that have one, as a batch."""
-        observations, spec = self._last.read_observations(envs), self.observation_spec
-        return stack(spec, observations) if self.batcher.infers_spec and spec is not None else observations
+        return self._last.read_observations(envs, self.observation_spec or OBJECT)
 
     # Running ---------------------------------------------------------------------------------------------
 

@@ -106,9 +106,9 @@ class InlineLastResults:
         ids, incarnations = self._all_ids[at].copy(), self._incarnations[at].copy()
         return Batch(ids, obs, rewards, terminated, truncated, infos, incarnations)
 
-    def read_observations(self, envs: range) -> Any:
-        """Return the observations of consecutive envs; a list if they are objects."""
-        return _read_column(self._observations, slice_of(envs), envs, self._observation_spec)
+    def read_observations(self, envs: range, spec: Spec) -> Any:
+        """Return the observations of consecutive envs as a batch, given their spec, which may be known by now."""
+        return _read_column(self._observations, slice_of(envs), envs, spec)
 
 
 def _column_of(spec: Spec, count: int) -> Any:

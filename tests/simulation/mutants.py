@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant(CALLS + "Call.handle_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
     Mutant(FUTURE + "_wake_others", "self._ended.set()", "pass", HANGS),
-    Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
+    Mutant(LOCAL + "take_back", "self._loop.set_lent(self._channel_fd, False)", "pass", HANGS),
     Mutant(LOAN + "_check", "self.end()", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
     Mutant(WAITING + "wait", "if missing and (until_failure", "if False and (until_failure", HANGS),

@@ -78,12 +78,11 @@ class SimulatedLoop:
     def want_write(self, fd: int, wanted: bool) -> None:
         (self._writable.add if wanted else self._writable.discard)(fd)
 
-    def lend(self, fd: int) -> None:
-        if fd in self._callbacks:
+    def set_lent(self, fd: int, is_lent: bool) -> None:
+        if is_lent and fd in self._callbacks:
             self._lent.add(fd)
-
-    def take_back(self, fd: int) -> None:
-        self._lent.discard(fd)
+        elif not is_lent:
+            self._lent.discard(fd)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._soon.append(callback)

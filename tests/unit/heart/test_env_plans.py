@@ -17,9 +17,7 @@ from envactors.vector.options import VectorSettings
 def test_a_plan_follows_the_rules_of_episodes(autoreset, seed_episodes, checks_resets):
     """After each step, the worker's plan has the kind and the seed of the next step that `Episodes` has."""
     rng = random.Random(0)
-    episodes = Episodes(1, VectorSettings(autoreset=autoreset))
-    if seed_episodes:
-        episodes.seed_episodes()
+    episodes = Episodes(1, VectorSettings(autoreset=autoreset, seed_episodes=seed_episodes))
     episodes.set_root_seed(0, 5)
     episodes.record(0, ends=False, is_reset=True)
     if not checks_resets:

@@ -109,8 +109,7 @@ def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():
 
 
 def test_seeded_episodes_have_the_seeds_of_the_formula():
-    episodes = Episodes(1, VectorSettings())
-    episodes.seed_episodes()
+    episodes = Episodes(1, VectorSettings(seed_episodes=True))
     assert episodes.root_seeds[0] is not None
     episodes.set_root_seed(0, 5)
     assert episodes.seed_of_reset(0, 3) == 5
@@ -121,8 +120,7 @@ def test_seeded_episodes_have_the_seeds_of_the_formula():
 
 def test_a_snapshot_without_a_seed_leaves_the_seeds_of_the_env():
     """Each further reset used to get the same seed."""
-    episodes = Episodes(1, VectorSettings())
-    episodes.seed_episodes()
+    episodes = Episodes(1, VectorSettings(seed_episodes=True))
     episodes.set_root_seed(0, 7)
     episodes.record(0, ends=False, is_reset=True)
     last = EnvStep(0, None, 0.0, terminated=False, truncated=False, info={}, incarnation=0)

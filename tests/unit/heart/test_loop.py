@@ -189,34 +189,34 @@ def test_a_lent_descriptor_is_not_read_but_still_written(loop, pipe):
             written.set()
 
     loop.watch(writer, on_write)
-    loop.lend(writer)
+    loop.set_lent(writer, True)
     loop.want_write(writer, True)
     assert written.wait(SOON)
     written.clear()
     loop.want_write(writer, True)
-    loop.take_back(writer)
+    loop.set_lent(writer, False)
     assert written.wait(SOON)
     loop.watch(reader, lambda _events: read.set())
-    loop.lend(reader)
+    loop.set_lent(reader, True)
     os.write(writer, b"a")
     assert not read.wait(0.02)
-    loop.take_back(reader)
+    loop.set_lent(reader, False)
     assert read.wait(SOON)
     loop.unwatch(reader)
     loop.unwatch(writer)
 
 
-@pytest.mark.parametrize("method", ["lend", "take_back"])
+@pytest.mark.parametrize("is_lent", [True, False])
 @pytest.mark.parametrize("number", range(8))
-def test_a_descriptor_is_read_again_after_an_interrupt_anywhere_in_lending_it(loop, pipe, method, number):
+def test_a_descriptor_is_read_again_after_an_interrupt_anywhere_in_lending_it(loop, pipe, is_lent, number):
     reader, writer = pipe
     read = threading.Event()
     loop.watch(reader, lambda _events: (os.read(reader, 1), read.set()))
-    if method == "take_back":
-        loop.lend(reader)
+    if not is_lent:
+        loop.set_lent(reader, True)
     with contextlib.suppress(Interrupt):
-        interrupt(lambda: getattr(loop, method)(reader), number)
-    loop.take_back(reader)  # as the timer of the loan does
+        interrupt(lambda: loop.set_lent(reader, is_lent), number)
+    loop.set_lent(reader, False)  # as the timer of the loan does
     os.write(writer, b"a")
     assert read.wait(SOON)
     loop.unwatch(reader)
