@@ -359,7 +359,7 @@ class VectorEnv(BoundToProcess):
             VectorStepError: Observations of envs without an observation space differ in shape.
         """
         self._select(None)
-        if self._engine.on_failure == "raise":
+        if self._engine.episodes.on_failure == "raise":
             raise VectorEnvError("on_failure='raise' keeps no results for last_batch: expected 'renew' or 'replay'")
         batch = self._engine.last_batch()
         if batch is None:

@@ -22,7 +22,6 @@ from envactors.mailbox.pickling import try_to_pickle
 from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import Episodes
-from envactors.vector.options import OnFailure
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.selection import Selection
 
@@ -40,12 +39,11 @@ class Engine(abc.ABC):
     Args:
         described: The specs of one env.
         episodes: The episodes of the envs.
-        all_envs: All envs.
         actors: The actor of each env.
 
     Attributes:
-        episodes, all_envs: As above.
-        on_failure: What happens after a failure.
+        episodes: As above.
+        all_envs: All envs.
         envs_per_process: For each worker, how many envs run one after another; in-process, one entry: all envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
@@ -54,12 +52,10 @@ class Engine(abc.ABC):
 
     envs_per_process: list[int]
 
-    def __init__(
-        self, described: Description, episodes: Episodes, all_envs: Selection, actors: Sequence[Actor | InlineActor]
-    ) -> None:
+    def __init__(self, described: Description, episodes: Episodes, actors: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
-        self.on_failure: OnFailure = episodes.on_failure
-        self.all_envs = all_envs
+        all_envs = self.select([*range(len(actors))])
+        self.all_envs: Selection = all_envs._replace(array_index=slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)

@@ -73,9 +73,7 @@ class RowEngine(Engine):
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
         self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
-        actor_by_env = [group.actor for group in self.group_by_env]
-        all_envs = self.select([*range(len(actor_by_env))])._replace(array_index=slice(None), is_all=True)
-        super().__init__(described, table.episodes, all_envs, actor_by_env)
+        super().__init__(described, table.episodes, [group.actor for group in self.group_by_env])
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -429,7 +427,7 @@ class RowEngine(Engine):
                 return None  # a signal handler or another thread has taken some
             for group, mine in envs.by_group:
                 group.recover(group.recovery.unreadable_loss(i, unreadable[i]) for i in mine if i in unreadable)
-            if unreadable and self.on_failure != "raise":
+            if unreadable and self.episodes.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(envs.ids, is_all=envs.is_all)
         return self._batch(envs, steps, errors | unreadable, caller)

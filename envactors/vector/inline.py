@@ -85,10 +85,9 @@ class InlineEngine(Engine):
         self.actors: list[InlineActor] = [cast("InlineActor", handle._actor) for handle in actors]
         actor_by_env = [actor for actor in self.actors for _ in actor.indices]
         count = len(actor_by_env)
-        all_envs = Selection([*range(count)], slice(None), is_all=True)
-        super().__init__(described, Episodes(count, settings), all_envs, actor_by_env)
+        super().__init__(described, Episodes(count, settings), actor_by_env)
         self.envs_per_process: list[int] = [count]
-        self._last = InlineLastResults(described, count, keeps_infos=self.on_failure != "raise")
+        self._last = InlineLastResults(described, count, keeps_infos=settings.on_failure != "raise")
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
@@ -431,7 +430,7 @@ class InlineEngine(Engine):
         ran_reset = loss.activity.method == "reset"
         facts = RequestFacts(user_called_reset, has_result, ran_reset, failed_resets, most, reports_lost_episode=True)
         loss = loss._replace(may_continue=actor.is_usable)
-        decision = decide(loss, facts, self.on_failure, self.episodes.autoreset)
+        decision = decide(loss, facts, self.episodes.on_failure, self.episodes.autoreset)
         self.episodes.apply(index, decision)
         if decision.replaces_process:  # the actor ignores it if another failure has done so
             text = f"{loss.activity.method} raised {safe_repr(error)}"
