@@ -164,10 +164,8 @@ class InlineEngine(Engine):
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
-        is_nested = self._lock.is_held_here()
         with self._lock:
-            interrupted = () if is_nested else self._running_ids()
-            return [*self.receivable(), *self._envs_without_result.union(interrupted)]
+            return [*self.receivable(), *self._envs_without_result.union(self._running_ids())]
 
     def receivable(self) -> list[int]:
         # The results of running requests, which another thread may have begun, are not there for `receive`: they go to
