@@ -30,7 +30,7 @@ from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Completed, Failed, failed
 from envactors.sessions.requests import Request, Requests, SessionRequest
 from envactors.sessions.runs import Run
-from envactors.sessions.session import Session
+from envactors.sessions.session import Session, fatal_error_of
 from envactors.sessions.statistics import SessionBooks, SessionStats
 
 # How long to wait for the stacks of an idle worker, in seconds. The worker is not busy, so this is generous.
@@ -154,7 +154,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             error: The exception that ended it, None if it ended normally. A session whose process crashed has failed
                 in any case, even if the user caught the exception.
         """
-        fatal = session.fatal_error()
+        fatal = fatal_error_of(session)
         outcome: Completed | Failed
         if fatal is not None:
             outcome = failed(session.name, kind_of(fatal), error or fatal, session.seconds)
@@ -169,7 +169,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         """Set and count the outcome of a session, unless it has one already."""
         with self._lock:
             if session.outcome is None:
-                session.finish(outcome)
+                session._finish(outcome)
                 self._books.count(outcome)
 
     # In the loop -----------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
                 if session in self._sessions:
                     del self._sessions[session]
                     self._requests.release(session._actor)
-                    self._prepare(session._actor, is_running=session.cancel_calls())
+                    self._prepare(session._actor, is_running=session._cancel_calls())
                     self._requests.serve()
         except ActorClosedError:  # the program is ending, and nobody has closed the pool
             self._shut()
@@ -245,7 +245,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
     def check_idle(self, session: Session[Any]) -> None:
         """End a session if it has made no call for too long; else look again when that may be the case."""
         assert self._idle_timeout is not None, "no session is idle without a limit"
-        since, now = session.idle_since(), time.monotonic()
+        since, now = session._idle_since(), time.monotonic()
         limit_at = (now if since is None else since) + self._idle_timeout
         if limit_at <= now:
             # In another thread, since reading the stacks may take a moment.
@@ -270,7 +270,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         )
 
         def end_if_idle() -> None:
-            since = session.idle_since()
+            since = session._idle_since()
             if since is not None and time.monotonic() - since >= limit:  # no call came in between
                 self._finish(session, failed(session.name, "idle", error, session.seconds))
 

@@ -31,11 +31,11 @@ class SessionFuture(ActorFuture[Any]):
         if not self.done():
             # Errors of the library are ready; an unread outcome is a result or an exception of the env.
             error = outcome.read()[1] if isinstance(outcome, ReadyOutcome) else None
-            self._session.note_end(self, error)  # before a thread that waits for the call can end the session
+            self._session._note_end(self, error)  # before a thread that waits for the call can end the session
         super().set_outcome(outcome)
 
     def set_canceled(self) -> None:
-        self._session.note_end(self, None)
+        self._session._note_end(self, None)
         super().set_canceled()
 
 
@@ -78,26 +78,22 @@ class Session(MethodCaller[T_co]):
         """How long the session has lasted so far, in seconds; its total duration once it has ended."""
         return time.monotonic() - self._started if self.outcome is None else self.outcome.seconds
 
-    def note_end(self, future: SessionFuture, error: BaseException | None) -> None:
+    def _note_end(self, future: SessionFuture, error: BaseException | None) -> None:
         """Record that a call has ended. This takes no lock, since the caller may hold the lock of the actor."""
         self._calls.pop(future, None)
         self._last_end = time.monotonic()
         if self._fatal is None and isinstance(error, _FATAL):
             self._fatal = error
 
-    def idle_since(self) -> float | None:
+    def _idle_since(self) -> float | None:
         """Return when the last call ended (`time.monotonic`), or None while a call is running."""
         return None if self._calls else self._last_end
 
-    def fatal_error(self) -> BaseException | None:
-        """Return the error that ended the process of the env, or None if no call has reported one."""
-        return self._fatal
-
-    def finish(self, outcome: Completed | Failed) -> Completed | Failed:
+    def _finish(self, outcome: Completed | Failed) -> Completed | Failed:
         """Set the outcome if there is none yet; return the outcome."""
         return self._ended.setdefault(None, outcome)
 
-    def cancel_calls(self) -> bool:
+    def _cancel_calls(self) -> bool:
         """Cancel the calls that have not begun, newest first; return whether any call is still running."""
         unfinished = list(self._calls)
         for future in reversed(unfinished):
@@ -130,3 +126,8 @@ class Session(MethodCaller[T_co]):
             method=method,
         )
         raise error from (outcome.error if isinstance(outcome, Failed) else None)
+
+
+def fatal_error_of(session: Session[Any]) -> BaseException | None:
+    """Return the error that ended the process of the env, or None if no call has reported one."""
+    return session._fatal

@@ -17,6 +17,7 @@ import pytest
 from helpers import SOON, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.sessions.session import Session
 from envactors.testing import FAULTS
 
 
@@ -96,6 +97,25 @@ def test_calls_after_the_end_raise_and_never_reach_the_next_session(pool):
         env.put(1).result(SOON)
     with pytest.raises(ea.ActorClosedError, match="cannot call 'put': the session 'past' has ended"):
         env.put(2)
+
+
+class Editor:
+    """Its methods have the names of what a session does by itself."""
+
+    def finish(self, text):
+        return f"finished {text}"
+
+    def __getattr__(self, name):
+        return lambda *args: name
+
+
+def test_a_session_hides_no_method_of_the_env_but_those_that_are_documented(helper_processes):
+    names = {name for name in dir(Session) if not name.startswith("_")}
+    assert names == {"name", "outcome", "seconds", "call", "get", "set"}
+    with small_pool(Editor) as pool, pool.session() as env:
+        assert env.finish("it").result(SOON) == "finished it"
+        assert env.fatal_error().result(SOON) == "fatal_error"
+    assert isinstance(env.outcome, ea.Completed)
 
 
 def test_exceptions_propagate_unchanged_and_fail_the_session(pool):

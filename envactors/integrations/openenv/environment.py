@@ -19,7 +19,7 @@ from envactors.integrations.openenv.hosted import Description, HostedEnvironment
 from envactors.integrations.shared_pool import SharedPool
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Failed
-from envactors.sessions.session import Session
+from envactors.sessions.session import Session, fatal_error_of
 
 
 class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ignore[misc] # it is typed where OpenEnv is installed
@@ -121,7 +121,7 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
     def _drop_failed(self) -> None:
         """Give the actor back if its session has failed."""
         session = self._session
-        if session is not None and (session.fatal_error() is not None or isinstance(session.outcome, Failed)):
+        if session is not None and (fatal_error_of(session) is not None or isinstance(session.outcome, Failed)):
             self._give_back()
 
     def _take(self, result: Result) -> Any:
