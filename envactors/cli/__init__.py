@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     if chosen is None:
         parser.print_help()
         return 0
+    # The encoding of stdout may lack characters; show the rest.
+    getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="replace")
     if getattr(arguments, "json", None) == STDOUT:
         sys.stdout = sys.stderr  # for the output of envs; `write_json` writes to `sys.__stdout__`
     command: Callable[[argparse.Namespace], int] = arguments.run

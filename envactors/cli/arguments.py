@@ -43,9 +43,14 @@ def refuse_without(command: str, *modules: str, extra: str = "cli") -> bool:
     return bool(missing)
 
 
+def printable(text: str) -> str:
+    """Return a text without the control characters that would change a terminal's state; lines stay lines."""
+    return "".join(c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "�" for c in text)
+
+
 def fail(command: str, text: str, status: int) -> int:
     """Print why a command has failed, and return its exit status."""
-    print(f"envactors {command}: {text}", file=sys.stderr)
+    print(printable(f"envactors {command}: {text}"), file=sys.stderr)
     return status
 
 

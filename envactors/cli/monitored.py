@@ -1,11 +1,11 @@
-"""Helpers of ``envactors top`` and ``envactors stacks``: the choice of a program, and texts that are safe to print."""
+"""Helpers of ``envactors top`` and ``envactors stacks``: the choice of a program."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 
-from envactors.cli.arguments import at_least
+from envactors.cli.arguments import at_least, printable
 from envactors.observe.programs import ProgramError, running_programs
 from envactors.system.processes import command_line
 
@@ -39,8 +39,3 @@ def one_line(words: list[str]) -> str:
     """Return a command line as a shell takes it, in one line."""
     # A program of `python -c` may have many lines.
     return " ".join(printable(shlex.join(words)).split())
-
-
-def printable(text: str) -> str:
-    """Return a text without the control characters that would change a terminal's state; lines stay lines."""
-    return "".join(c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "�" for c in text)

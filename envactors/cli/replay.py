@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from envactors.cli.arguments import at_least, fail
-from envactors.cli.monitored import printable
+from envactors.cli.arguments import at_least, fail, printable
 from envactors.cli.source import EnvInputError, find_source
 from envactors.reruns.bundle import load_bundle
 from envactors.reruns.debugger import debug

@@ -16,7 +16,7 @@ class EnvInputError(Exception):
     """An env that cannot be used; the message says why and what to do."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class EnvSource:
     """Factory of envs that works in any process, since it is pickled by name.
 
@@ -46,6 +46,9 @@ class EnvSource:
         module, _, path = self.name.partition(":")
         factory: Callable[[], Any] = operator.attrgetter(path)(importlib.import_module(module))
         return factory
+
+    def __repr__(self) -> str:
+        return self.name
 
     def __call__(self) -> Any:
         """Return a new env."""

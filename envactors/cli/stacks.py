@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from envactors.cli.arguments import fail, seconds
-from envactors.cli.monitored import add_pid, choose_program, printable
+from envactors.cli.arguments import fail, printable, seconds
+from envactors.cli.monitored import add_pid, choose_program
 from envactors.cli.units import duration
 from envactors.observe.programs import PATIENCE, ProgramError, ask
 

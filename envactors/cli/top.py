@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envactors.cli.arguments import fail
-from envactors.cli.monitored import add_pid, choose_program, one_line, printable
+from envactors.cli.arguments import fail, printable
+from envactors.cli.monitored import add_pid, choose_program, one_line
 from envactors.cli.units import count, duration, rate, size
 from envactors.observe.programs import ProgramError, ask, has_ended
 from envactors.system.processes import describe_state
@@ -33,8 +33,8 @@ _PLAIN_WIDTH = 200
 # An actor that has been busy for this long may have a stopped process, in seconds.
 _SUSPICIOUS = 1.0
 _STYLES = {"starting": "yellow", "idle": "dim", "busy": "green", "renewing": "magenta", "dead": "bold red"}
-# How messages of `envactors.ActorError` begin; the table says already which actor it is.
-_WHO = re.compile(r"actor '[^']*' \([^)]*\) ")
+# What messages of `envactors.ActorError` call the actor; the table says already which one it is.
+_WHO = re.compile(r"( of)? ?actor '[^']*' \([^)]*\)")
 # As in a snapshot, see `envactors.observe.snapshot.take_snapshot`, with `rate`: its steps per second, None if unknown.
 Actor = dict[str, Any]
 
@@ -145,8 +145,6 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    # The encoding of stdout may lack characters; show the rest.
-    getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="replace")
     is_plain = not sys.stdout.isatty()
     console = Console(highlight=False, width=_PLAIN_WIDTH if is_plain and "COLUMNS" not in os.environ else None)
     try:

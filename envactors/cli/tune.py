@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             tuning = Tuner(source, arguments.num_envs, arguments.seconds, show).run()
     except EnvInputError as error:
         return fail("tune", str(error), _NOT_RUN)
-    except Exception as error:  # raised by the env
+    except (Exception, SystemExit) as error:  # raised by the env
         return fail("tune", safe_str(error), _FAILED)
     imports = tuning.imports if source.is_factory else ("import gymnasium", *tuning.imports)
     tuning = dataclasses.replace(tuning, factory_name=source.expression, imports=imports)

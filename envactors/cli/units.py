@@ -24,6 +24,8 @@ def duration(seconds: float) -> str:
 
 def size(count: int) -> str:
     """Return a number of bytes, such as ``"123 MB"``."""
+    if count < 1_000_000:
+        return f"{count / 1000:.0f} kB" if count >= 1000 else f"{count} bytes"
     value = count / 1e6
     return f"{value:.0f} MB" if value < 1000 else f"{value / 1000:.1f} GB"
 

@@ -102,7 +102,7 @@ class HostedEnv:
     def take(self, result: Any, resets_within_step: bool, next_seed: int | None) -> Fields:
         """Continue a `step` whose env has returned ``result``."""
         if not isinstance(result, tuple) or len(result) != 5:
-            raise self._refuse("step", result, "(obs, reward, terminated, truncated, info)")
+            raise wrong_result(f"step of env {self.index}", result, "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
         # `conform` checks the same, but calling it takes as long as a light step.
         if type(obs) is not np.ndarray or obs.dtype != self.dtype or obs.shape != self.shape:
@@ -137,7 +137,7 @@ class HostedEnv:
             given["options"] = options
         result = self.env.reset(**given)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._refuse("reset", result, "(obs, info)")
+            raise wrong_result(f"reset of env {self.index}", result, "(obs, info)")
         obs = result[0]
         if type(obs) is not np.ndarray or obs.dtype != self.dtype or obs.shape != self.shape:
             obs = self._conform(obs)
@@ -168,9 +168,11 @@ class HostedEnv:
         reward = conform(self.reward_spec, reward, f"the reward of env {self.index}")
         return float(reward) if self._plain_reward else reward
 
-    def _refuse(self, method: str, result: Any, expected: str) -> TypeError:
-        given = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        return TypeError(f"{method} of env {self.index} returned {given}: expected {expected}")
+
+def wrong_result(method: str, result: Any, expected: str) -> TypeError:
+    """Return the error for a result of an env's method that is not the expected tuple."""
+    given = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+    return TypeError(f"{method} returned {given}: expected {expected}")
 
 
 class Host:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+import types
 
 import pytest
 
 from envactors.cli import main
-from envactors.cli.check.examiner import Looks, Trajectory
+from envactors.cli.check import examiner
+from envactors.cli.check.examiner import Examiner, Looks, Trajectory
 from envactors.cli.check.findings import judge_looks, judge_repeat, judge_resets, suggest
 
 ENVS = """
@@ -43,6 +45,14 @@ class BalloonsElsewhere(EchoEnv):
 class Raises(EchoEnv):
     def step(self, action):
         raise ZeroDivisionError("no more rooms")
+
+class TellsTooLittle(EchoEnv):
+    def step(self, action):
+        return super().step(action)[:4]
+
+class Paints(EchoEnv):
+    def step(self, action):
+        raise ZeroDivisionError("no \x1b[31mred\a rooms")
 
 class Exits(EchoEnv):
     def step(self, action):
@@ -155,6 +165,8 @@ def test_each_defect_of_the_sample_envs_is_found_and_no_other(check, env, found,
         ("HangsAtStart", "hang", "in __init__"),
         ("Crashes", "crash", "SIGSEGV"),
         ("Raises", "exception", "ZeroDivisionError: no more rooms (File"),
+        ("TellsTooLittle", "exception", "TypeError: step returned a tuple of 4: expected (obs, reward, terminated, "),
+        ("Paints", "exception", "red"),
         ("Exits", "exception", "SystemExit: 3 (File"),
         ("Interrupts", "exception", "KeyboardInterrupt"),
         ("NoActions", "no actions", "without an action_space"),
@@ -165,7 +177,9 @@ def test_an_env_that_cannot_be_used_is_a_finding(check, env, kind, text, capsys)
     status, record = check(f"rooms:{env}", "--deadline", "2" if env.startswith("Hangs") else "30")
     assert (status, kinds(record), record["settings"]) == (1, [kind], None)
     assert text in record["findings"][0]["message"]
-    assert "The checks after this were not run." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "The checks after this were not run." in printed
+    assert all(c.isprintable() or c == "\n" for c in printed)
 
 
 def test_a_hang_ends_within_the_deadline_after_the_time_for_its_check(check):
@@ -247,6 +261,21 @@ def test_memory_that_grows_only_at_first_is_not_a_leak():
     up_and_down = [50_000_000 + 3_000_000 * (look % 2) for look in range(12)]
     for memory in (settled, up_and_down):
         assert judge_looks(looks(bytes_of_memory=memory, threads=[3] * 12)) == ([], {})
+
+
+class OneStep:
+    action_space = types.SimpleNamespace(sample=lambda: 0)
+
+    def reset(self):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, True, False, {}
+
+
+def test_the_durations_of_resets_are_no_leak(monkeypatch):
+    monkeypatch.setattr(examiner, "_MOST_RESETS", 3)
+    assert len(Examiner(OneStep).look(0.01).reset_seconds) == 3
 
 
 def test_a_leak_is_reported_per_episode_and_limits_the_steps_of_a_process():

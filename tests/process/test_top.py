@@ -419,6 +419,7 @@ def snapshot(actors, vectors=1):
     """A snapshot with rates of many actors, with values of every kind."""
     states = [("busy", "step", 0.3), ("idle", None, 0.0), ("busy, stopped", "reset", 75.0), ("dead", None, 0.0)]
     failures = [None, "actor 'env-1' (index 1, pid 7) was killed by signal 9 (SIGKILL)\tin \x1b[31m[step]"]
+    factory = "the factory of actor 'env-3' (env 3, pid 9, incarnation 0) raised OSError()"
     return {
         "pid": 4711,
         "command": ["python", "train.py", "--name", "a b"],
@@ -438,7 +439,7 @@ def snapshot(actors, vectors=1):
                 "rss": i << 20,
                 "restarts": i % 2,
                 "node": "node-7" if i == 3 else None,
-                "last_failure": failures[i % 2],
+                "last_failure": factory if i == 3 else failures[i % 2],
             }
             for i in range(actors)
         ],
@@ -465,9 +466,10 @@ def test_a_picture_fits_its_terminal(width, height):
 
 def test_a_row_is_one_line_without_control_characters():
     console = Console(width=160, color_system=None)
-    *_, first, _, second, _ = lines_of(draw(snapshot(4), "name", console), console)
+    *_, first, _, second, third = lines_of(draw(snapshot(4), "name", console), console)
     assert first.split() == ["env-0", "0", "busy", "step", "300", "ms", "0", "10", "ms", "20", "ms", "0"]
     assert second.rstrip().endswith("was killed by signal 9 (SIGKILL) in �[31m[step]")
+    assert third.rstrip().endswith(" the factory raised OSError()")
 
 
 @pytest.mark.parametrize(
@@ -490,5 +492,6 @@ def test_a_few_characters_say_how_much():
     assert [duration(seconds) for seconds in (0, 2e-5, 0.0042, 0.5, 3.21, 185, 3700, 90000)] == [
         "0 µs", "20 µs", "4.2 ms", "500 ms", "3.2 s", "3m05s", "1h01m", "1d01h",
     ]  # fmt: skip
-    assert [size(count) for count in (0, 123_000_000, 2_500_000_000)] == ["0 MB", "123 MB", "2.5 GB"]
+    sizes = [size(count) for count in (0, 400, 26_000, 123_000_000, 2_500_000_000)]
+    assert sizes == ["0 bytes", "400 bytes", "26 kB", "123 MB", "2.5 GB"]
     assert [rate(value) for value in (0, 0.123, 1.23, 1234.5)] == ["0", "0.12", "1.2", "1,234"]

@@ -310,8 +310,10 @@ def test_the_lines_of_the_command_can_be_pasted(capfd):
     [
         (["no_such_module:make"], "no_such_module"),
         (["test_tuning:Hopeless", "--num-envs", "1", "--seconds", "0.5"], "never"),
+        (["sys:exit"], "SystemExit"),
+        (["builtins:dict"], "builtins:dict makes a dict without an action_space"),
     ],
-    ids=["no module", "no step"],
+    ids=["no module", "no step", "exits", "no actions"],
 )
 def test_the_command_says_what_is_wrong(arguments, error, capfd, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent)  # restores the path, to which the command adds

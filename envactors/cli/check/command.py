@@ -6,10 +6,10 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from envactors.cli.arguments import STDOUT, add_env, add_json, at_least, fail, seconds, write_json
+from envactors.cli.arguments import STDOUT, add_env, add_json, at_least, fail, printable, seconds, write_json
 from envactors.cli.units import count, duration, size
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         write_json(arguments.json, examination.record())
     if arguments.json != STDOUT:
-        print("\n".join(examination.lines()))
+        print(printable("\n".join(examination.lines())))
     return _FOUND if examination.findings else _CLEAN
 
 
@@ -253,7 +253,8 @@ def _finding_of(error: BaseException) -> Finding:
 
     cause = error.__cause__ if isinstance(error, ea.ActorStartError) else None
     if isinstance(hung := cause or error, ea.ActorTimeoutError):
-        where = _frame_of_env(hung.stacks)
+        frames = _frames_of_env(hung.stacks.splitlines())
+        where = f"; it was at {frames[0]}" if frames else ""
         message = f"The env did not return within {hung.timeout:g} s{where}."
         return Finding("hang", message, "Find what it waits for, and set deadlines, so that training continues.")
     if isinstance(error, ea.ActorStartError):
@@ -262,13 +263,12 @@ def _finding_of(error: BaseException) -> Finding:
     if isinstance(error, ea.ActorError):
         return Finding("crash", f"{error}", "Run the env in an interpreter with -X faulthandler to find the cause.")
     remote = str(cause_of(error) or "").strip().splitlines()
-    place = next((line.strip() for line in reversed(remote) if line.strip().startswith("File ")), "")
-    message = f"The env raised {safe_str(error)}" + (f" ({place})" if place else "")
+    frames = _frames_of_env(reversed(remote))
+    message = f"The env raised {safe_str(error)}" + (f" ({frames[0]})" if frames else "")
     return Finding("exception", message, "Envs must have the methods of gymnasium.Env, and accept their own actions.")
 
 
-def _frame_of_env(stacks: str) -> str:
-    """Return where the env is, as the first frame that is not of a library; empty if there is none."""
-    frames = [line.strip() for line in stacks.splitlines() if line.strip().startswith("File ")]
-    own = next((frame for frame in frames if not any(part in frame for part in _LIBRARY_PATHS)), None)
-    return "" if own is None else f"; it was at {own}"
+def _frames_of_env(lines: Iterable[str]) -> list[str]:
+    """Return the frames in the lines of a stack that are not of a library."""
+    frames = [line.strip() for line in lines if line.strip().startswith("File ")]
+    return [frame for frame in frames if not any(part in frame for part in _LIBRARY_PATHS)]

@@ -21,10 +21,12 @@ from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, leaves, s
 from envactors.system.descriptors import count_descriptors
 from envactors.system.processes import count_threads, resident_memory
 from envactors.tuning.measure import sample_actions
-from envactors.worker.host import checksum
+from envactors.worker.host import checksum, wrong_result
 
 # The most steps of a trajectory, and of an episode in the search for leaks.
 _MOST_STEPS, _MOST_STEPS_OF_EPISODE = 1000, 100
+# The most durations of resets that are kept; the last of them is then the longest of all others.
+_MOST_RESETS = 1000
 # Number of times that resources are measured.
 _LOOKS = 12
 # Number of infos at the beginning of a trajectory that are pickled.
@@ -58,7 +60,7 @@ class Looks:
         episodes: Number of episodes between two looks.
         steps: Number of steps between two looks, on average.
         held: By name of the resource, the amount at each look.
-        reset_seconds: Durations of all resets.
+        reset_seconds: Durations of resets, the longest one included.
     """
 
     episodes: int
@@ -162,6 +164,8 @@ class Examiner:
         while True:
             begun = time.perf_counter()
             result = self._env.reset(**arguments)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise wrong_result("reset", result, "(obs, info)")
             yield "reset", time.perf_counter() - begun, result
             arguments = {}
             has_ended = False
@@ -169,13 +173,19 @@ class Examiner:
                 action = space.sample()
                 begun = time.perf_counter()
                 result = self._env.step(action)
+                if not isinstance(result, tuple) or len(result) != 5:
+                    raise wrong_result("step", result, "(obs, reward, terminated, truncated, info)")
                 yield "step", time.perf_counter() - begun, result
                 has_ended = bool(result[2] or result[3])
 
     def _play_episode(self, reset_seconds: list[float]) -> int:
         begun = time.perf_counter()
         self._env.reset()
-        reset_seconds.append(time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        if len(reset_seconds) < _MOST_RESETS:
+            reset_seconds.append(seconds)
+        else:  # a list that grows would count as a leak of the env
+            reset_seconds[-1] = max(reset_seconds[-1], seconds)
         steps = 0
         has_ended = False
         while not has_ended and steps < _MOST_STEPS_OF_EPISODE:
