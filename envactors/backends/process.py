@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Traits, Use
@@ -16,7 +16,7 @@ from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import Layout, Slab
-from envactors.options import is_int
+from envactors.options import check_kind, is_int
 from envactors.process import starting
 from envactors.process.bootstrap import Descriptors
 from envactors.process.descriptor_limit import make_room
@@ -102,7 +102,7 @@ class ProcessBackend(Backend):
             max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * cores())
         if not is_int(max_starting):
             raise ValueError(f"max_starting is {max_starting!r}: expected an int >= 1, or None")
-        self._preload = tuple(preload or ())
+        self._preload = tuple(preload or ()) if isinstance(preload or (), Iterable) else (preload,)
         if isinstance(preload, str) or not all(isinstance(name, str) for name in self._preload):
             raise TypeError(f"preload is {preload!r}: expected a list of names of modules")
         self.start_method = start_method
@@ -111,6 +111,7 @@ class ProcessBackend(Backend):
             if value is not None and start_method != "forkserver":
                 text = f"{name} is {value!r} with start_method={start_method!r}: expected 'forkserver' (on Linux)"
                 raise ValueError(text)
+        check_kind("python", python, str, os.PathLike, type(None))
         self.python: str | None = None if python is None else os.fspath(python)
         advice = (
             f"it has to be where workers run. Install it there ({self.python} -m pip install ...), or name its "

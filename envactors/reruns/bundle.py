@@ -22,7 +22,7 @@ from envactors.errors import ActorError, ActorTimeoutError
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Failure, Frame, Kind, Replay, Start
 from envactors.mailbox.pickling import dumps, dumps_by_value, load_message, loads
-from envactors.options import Deadlines, RestartPolicy
+from envactors.options import Deadlines, RestartPolicy, is_int
 from envactors.reruns.worker import SkippedFactory, run_request, wait_for_start
 
 # Where a rerun has ended, if not in the request that failed.
@@ -131,8 +131,10 @@ class Bundle:
             env: Makes the env in place of the factory, to try a fix; a callable, or ``"module:callable"``.
 
         Raises:
-            ValueError: The inputs begin in the middle.
+            ValueError: The inputs begin in the middle, or ``times`` is not an int above 0.
         """
+        if not is_int(times):
+            raise ValueError(f"times is {times!r}: expected an int >= 1")
         self.check_complete()
         start = self.start(env)
         ended = [self._run(start) for _ in range(times)]

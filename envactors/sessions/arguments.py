@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from envactors import backends
@@ -29,9 +30,14 @@ def check_options(size: int, fresh: str, standbys: int, backend: str | Backend) 
     return resolved
 
 
-def check_episode(episode: Callable[..., Any], retries: int) -> None:
+def check_run(episode: Callable[..., Any], tasks: Iterable[Any], retries: int) -> None:
     """Raise if the arguments of a run are invalid."""
-    if not callable(episode):
-        raise TypeError(f"episode is {episode!r}: expected a function or coroutine function of (env, task)")
+    is_generator = inspect.isgeneratorfunction(episode) or inspect.isasyncgenfunction(episode)
+    if not callable(episode) or is_generator:  # a call of a generator function runs nothing
+        raise TypeError(
+            f"episode is {episode!r}: expected a function or coroutine function of (env, task), without yield"
+        )
+    if not hasattr(tasks, "__iter__") and not hasattr(tasks, "__getitem__"):
+        raise TypeError(f"tasks is {tasks!r}: expected an iterable, such as a list or a generator, but no async one")
     if not is_int(retries, 0):
         raise ValueError(f"retries is {retries!r}: expected an int >= 0")

@@ -13,6 +13,9 @@ from envactors.actor.type_variables import T_co
 from envactors.sessions.requests import Request
 from envactors.sessions.session import Session
 
+# How long the loop may take to grant a session while an actor is free, in seconds, also if ``timeout`` is shorter.
+_LEAST_PATIENCE = 0.1
+
 
 class Lessor(Protocol):
     """The part of the pool that a lease calls. None of these methods waits."""
@@ -37,6 +40,7 @@ class Lease(Generic[T_co]):
         self._pool = pool
         self._name = name
         self._timeout = timeout
+        self._patience = None if timeout is None else max(timeout, _LEAST_PATIENCE)
         self._request: Request[Session[Any]] | None = None
         self._cancelled_by: BaseException | None = None
 
@@ -45,7 +49,7 @@ class Lease(Generic[T_co]):
         try:
             self._pool.request(self._name, request)
             self._check_cancelled()
-            return request.result(self._timeout)
+            return request.result(self._patience)
         except BaseException as error:
             timed_out = isinstance(error, concurrent.futures.TimeoutError) and not request.done()
             self._pool.give_up(request, error)
@@ -67,7 +71,7 @@ class Lease(Generic[T_co]):
             self._check_cancelled()
             # `asyncio.wait` does not cancel the future at the timeout, so a session granted then is not lost.
             waiting = asyncio.wrap_future(request)
-            await asyncio.wait([waiting], timeout=self._timeout)
+            await asyncio.wait([waiting], timeout=self._patience)
             if not waiting.done():
                 raise self._too_late()
             return waiting.result()

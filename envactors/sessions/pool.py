@@ -25,7 +25,7 @@ from envactors.errors import ActorClosedError, ActorTimeoutError
 from envactors.mailbox.messages import Call, Frame, Kind
 from envactors.options import Deadlines, EnvVars, RestartPolicy, as_deadlines, as_timeout, check_kind
 from envactors.pools.failure_kinds import kind_of
-from envactors.sessions.arguments import check_episode, check_options
+from envactors.sessions.arguments import check_options, check_run
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Completed, Failed, failed
 from envactors.sessions.requests import Request, Requests, SessionRequest
@@ -294,10 +294,10 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             One outcome per task, in the order of completion. Closing the generator ends the current sessions.
 
         Raises:
-            TypeError: ``episode`` is not callable.
+            TypeError: ``episode`` is not callable, or a generator function, or ``tasks`` is not iterable.
             ValueError: ``retries`` is not an int >= 0.
         """
-        check_episode(episode, retries)
+        check_run(episode, tasks, retries)
         return Run(self, episode, retries).outcomes(tasks)
 
     def arun(
@@ -308,7 +308,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         Coroutine functions run in the current event loop, other functions in threads. Canceling the task that iterates,
         or closing the generator, ends the current sessions.
         """
-        check_episode(episode, retries)
+        check_run(episode, tasks, retries)
         return Run(self, episode, retries).outcomes_async(tasks)
 
     # Statistics and closing ------------------------------------------------------------------------------

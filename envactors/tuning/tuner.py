@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envactors.mailbox.factory import Factory, as_callable
-from envactors.options import as_timeout
+from envactors.options import as_seconds
 from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.measure import SEED, Actions, measure_loop
@@ -217,7 +217,8 @@ class Tuner:
         on_progress: Callable[[str, float], None] = lambda _what, _share: None,
     ) -> None:
         check_counts(1, num_envs=num_envs)
-        if not (limit := as_timeout(seconds, "tune(seconds=...)")):
+        limit = as_seconds(seconds, "tune(seconds=...)")
+        if not 0 < limit < float("inf"):
             raise ValueError(f"tune(seconds={seconds}): expected seconds > 0")
         self._factory = as_callable(factory, "tune")
         self._name: str = factory if isinstance(factory, str) else getattr(factory, "__name__", "")

@@ -195,6 +195,14 @@ def test_a_step_that_has_raised_is_one_of_the_inputs(tmp_path, replay):
     assert replay(error.bundle) == ("ends in the same way: exit code 5 in step 2, 1 of 1", 0)
 
 
+def test_a_rerun_runs_at_least_once(tmp_path):
+    (tmp_path / "report.json").write_text('{"format": 1}')
+    (tmp_path / "inputs.pkl").write_bytes(pickle.dumps({"format": 1, **dict.fromkeys(files.SavedInputs._fields)}))
+    for times in (0, -1, 1.5, None):
+        with pytest.raises(ValueError, match=f"times is {times}: expected an int >= 1"):
+            ea.load_bundle(tmp_path).replay(times)
+
+
 def test_a_journal_that_is_full_says_so(tmp_path, replay, capfd):
     with vector(tmp_path, [FaultyEnv] * 2, max_journal=3) as envs:
         envs.reset(seed=3)

@@ -501,7 +501,7 @@ def test_what_needs_a_fork_server_is_refused_without_one(option):
 
 
 def test_a_python_that_is_not_a_path_is_a_type_error():
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^python is 3: expected str or PathLike or None"):
         ea.ProcessBackend(python=3)
 
 

@@ -414,6 +414,18 @@ def test_waiting_longer_than_the_timeout_raises_in_asyncio(pool):
     asyncio.run(main())
 
 
+def test_a_timeout_of_zero_takes_an_actor_that_is_free(pool):
+    async def main():
+        async with pool.session(timeout=0) as env:
+            return await env.put(1)
+
+    settled(pool)
+    with pool.session(timeout=0) as env:
+        assert env.put(1).result(SOON) == [1]
+    settled(pool)
+    assert asyncio.run(main()) == [1]
+
+
 # Runs -------------------------------------------------------------------------------------------------------
 
 
@@ -623,11 +635,25 @@ def test_cancelling_the_consumer_of_arun_ends_its_sessions(helper_processes):
         assert pool.stats().outcomes["cancelled"] == 4
 
 
+def yielding(env, task):
+    yield task
+
+
+async def yielding_async(env, task):
+    yield task
+
+
 def test_invalid_episodes_and_retries_are_rejected_at_once(pool):
     with pytest.raises(TypeError, match="expected a function or coroutine function"):
         pool.run("episode", [])
     with pytest.raises(ValueError, match="expected an int >= 0"):
         pool.arun(episode, [], retries=-1)
+    for generator in (yielding, yielding_async):
+        with pytest.raises(TypeError, match=r"expected a function .*without yield"):
+            pool.run(generator, [])
+    for tasks in (5, None, yielding_async(None, None)):
+        with pytest.raises(TypeError, match="expected an iterable, such as a list or a generator, but no async one"):
+            pool.arun(episode, tasks)
 
 
 def test_statistics_count_sessions_and_time_starts(helper_processes):

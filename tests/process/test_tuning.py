@@ -253,7 +253,13 @@ def test_an_env_that_fails_everywhere_raises_its_error():
 
 @pytest.mark.parametrize(
     ("num_envs", "seconds", "error"),
-    [(0, 1.0, "num_envs is 0"), (2, 0.0, "seconds > 0"), (2, -1.0, "seconds >= 0"), ("2", 1.0, "num_envs is '2'")],
+    [
+        (0, 1.0, "num_envs is 0"),
+        (2, 0.0, "seconds > 0"),
+        (2, -1.0, "seconds >= 0$"),
+        (2, float("inf"), "seconds > 0"),
+        ("2", 1.0, "num_envs is '2'"),
+    ],
 )
 def test_tune_rejects_invalid_arguments(num_envs, seconds, error):
     with pytest.raises(ValueError, match=error):

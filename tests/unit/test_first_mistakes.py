@@ -166,7 +166,7 @@ def test_an_option_of_another_class_is_rejected_at_the_call():
     for option, kind in (("recycle", "RecyclePolicy"), ("snapshot", "SnapshotPolicy")):
         with pytest.raises(ea.VectorInputError, match=rf"^{option} is 3: expected a {kind}, or None"):
             vectored(**{option: 3})
-    for modules in ("numpy", [3]):
+    for modules in ("numpy", [3], 3):
         with pytest.raises(TypeError, match=r"^preload is .*expected a list of names of modules"):
             ea.ProcessBackend(preload=modules)
 
