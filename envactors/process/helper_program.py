@@ -52,6 +52,8 @@ _KILL_PATIENCE: Final = 4.0
 _KILL_POLL: Final = 0.02
 # How often to check whether the caller runs where no descriptor reports its end, in seconds.
 _CALLER_POLL: Final = 0.5
+# The longest wait, in seconds; in milliseconds it must fit into an int of C.
+_LONGEST_WAIT: Final = 1e6
 
 
 def main(requests: int, exits: int, lease: int | None, caller_pid: int, preload: list[str] | None) -> NoReturn:
@@ -211,7 +213,7 @@ class HelperServer:
         """Wait, and handle what has happened; return False if the caller has hung up."""
         must_kill_again = self._workers.kill_groups()
         seconds = min(self._caller.seconds_to_check(), _KILL_POLL if must_kill_again else math.inf)
-        ready = dict(self._poll.poll(None if seconds == math.inf else seconds * 1000))
+        ready = dict(self._poll.poll(1000 * min(seconds, _LONGEST_WAIT)))
         with contextlib.suppress(BlockingIOError):
             os.read(self._signals, 1 << 12)
         self._workers.reap()

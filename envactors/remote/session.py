@@ -7,7 +7,6 @@ import threading
 import time
 
 from envactors.loop import Timer
-from envactors.remote.greeting import GreetingError
 from envactors.remote.launching import NodeAddress, NodeRegistry, connect
 from envactors.remote.node import Node
 from envactors.remote.notices import log_node
@@ -81,7 +80,7 @@ class Session(NodeRegistry):
     def _join(self, address: NodeAddress) -> None:
         try:
             link = connect(address)
-        except (OSError, GreetingError) as error:
+        except Exception as error:  # also if the launcher's address is wrong
             self.refuse_node(address.name, f"its agent at {address.host}:{address.port}: {error}")
             return
         with self._lock:
@@ -153,7 +152,7 @@ class Session(NodeRegistry):
             for node in sorted(self.nodes, key=lambda node: node.name)
         ]
         nodes += [f"{name} cannot be used, {reason}" for name, reason in self._refusals.items()]
-        there_is = "; ".join(nodes) if nodes else "no node has joined"
+        there_is = "; ".join(nodes) if nodes else "no node has joined, or all are lost"
         return f"no node has room for {envs} more envs ({there_is}): add nodes, or raise envs_per_node"
 
     def end(self) -> None:

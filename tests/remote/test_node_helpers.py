@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import psutil
+import pytest
 from breeder import Breeder, assert_gone, helpers_of, is_there
 from helpers import SOON, wait_until
 
@@ -58,3 +59,9 @@ def test_the_next_helper_knows_the_lease():
         _, everybody = everybody_on(launcher, actor)
         agent.suspend()
         assert_gone([*everybody, *escaped], LEASE + 5.0)
+
+
+@pytest.mark.parametrize("lease", [1e7, 1e300])
+def test_a_lease_may_last_for_ages(lease):
+    with ea.spawn(lambda: "text", backend=ea.RemoteBackend(LocalNodes(1), lease=lease)) as actor:
+        assert actor.upper().result(SOON) == "TEXT"
