@@ -22,7 +22,7 @@ _EPILOG = f"""\
 exit status:
   {_SAME}    ends in the same way, or --pdb has ended
   {_DIFFERENT}    ends in another way
-  {_NOT_RUN}    wrong arguments, no bundle, or inputs that begin in the middle
+  {_NOT_RUN}    wrong arguments, no bundle, or inputs that are not all there
   130  interrupted by Ctrl-C
 """
 

@@ -112,11 +112,16 @@ class Bundle:
         return f"in step {self.report['step']}" if method == "step" else f"in {method}"
 
     def check_complete(self) -> None:
-        """Raise if the inputs begin in the middle.
+        """Raise if the inputs begin in the middle, or lack the request that failed.
 
         Raises:
             ValueError: They do.
         """
+        if self.report["method"] == "policy" and self.inputs.request is None:  # else it is a method of the env
+            raise ValueError(
+                f"{self.path} ends in the policy of a rollout, which is not part of a bundle: it has only the inputs of "
+                "the env, and the error and the stacks in its report"
+            )
         if self.report["begins_in_the_middle"]:
             raise ValueError(
                 f"{self.path} begins in the middle: the env was not reset with a seed, or has taken more than "
@@ -131,7 +136,7 @@ class Bundle:
             env: Makes the env in place of the factory, to try a fix; a callable, or ``"module:callable"``.
 
         Raises:
-            ValueError: The inputs begin in the middle, or ``times`` is not an int above 0.
+            ValueError: The inputs begin in the middle or lack the request that failed, or ``times`` is not positive.
         """
         if not is_int(times):
             raise ValueError(f"times is {times!r}: expected an int >= 1")

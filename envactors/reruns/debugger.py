@@ -25,7 +25,7 @@ def debug(bundle: Bundle, env: Factory | None = None) -> None:
         env: Makes the env in place of the factory.
 
     Raises:
-        ValueError: The inputs begin in the middle.
+        ValueError: The inputs begin in the middle, or lack the request that failed.
     """
     bundle.check_complete()
     os.environ.update(bundle.inputs.env_vars)

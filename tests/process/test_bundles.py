@@ -301,6 +301,23 @@ def test_a_crash_after_the_last_step_of_a_rollout_has_no_request(tmp_path, caplo
     assert str(bundle.replay()).startswith("does not end in the same way: exit code 3")
 
 
+def exit_in_policy(obs, context):
+    os._exit(7)
+
+
+def test_the_bundle_of_a_crash_in_the_policy_says_that_it_has_no_policy(tmp_path, capfd):
+    with vector(tmp_path, [EchoEnv]) as envs:
+        envs.reset(seed=3)
+        envs.set_policy(lambda: exit_in_policy)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.rollout(5)
+    bundle = ea.load_bundle(caught.value.failures[0].bundle)
+    with pytest.raises(ValueError, match="ends in the policy of a rollout, which is not part of a bundle"):
+        bundle.replay()
+    assert main(["replay", bundle.path]) == 2
+    assert "ends in the policy" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_two_hundred_faults_end_in_the_same_way(tmp_path):
     choose = random.Random(1)
