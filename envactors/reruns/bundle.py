@@ -119,8 +119,8 @@ class Bundle:
         """
         if self.report["method"] == "policy" and self.inputs.request is None:  # else it is a method of the env
             raise ValueError(
-                f"{self.path} ends in the policy of a rollout, which is not part of a bundle: it has only the inputs of "
-                "the env, and the error and the stacks in its report"
+                f"{self.path} ends in the policy of a rollout, which is not part of a bundle: it has only the inputs "
+                "of the env, and the error and the stacks in its report"
             )
         if self.report["begins_in_the_middle"]:
             raise ValueError(

@@ -534,6 +534,8 @@ def test_a_worker_without_certificates_is_rejected():
 def test_clients_that_cannot_work_are_rejected():
     with pytest.raises(TypeError, match=r"client is 3: expected a distributed\.Client, or the address of a scheduler"):
         DaskBackend(3)
+    with pytest.raises(TypeError, match=r"^insecure is 'no': expected bool"):
+        DaskBackend("tcp://scheduler:8786", insecure="no")
     with pytest.raises(ValueError, match=r"lease is 1\.0 with heartbeat=1\.0"):
         DaskBackend("tcp://127.0.0.1:1", lease=1.0)
 

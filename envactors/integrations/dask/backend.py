@@ -21,6 +21,7 @@ from distributed import Client
 
 from envactors.integrations.dask.agents import AgentTerms
 from envactors.integrations.dask.plugin import NodeAgentPlugin
+from envactors.options import check_kind
 from envactors.remote.backend import RemoteBackend
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import AgentOptions, Launcher, NodeAddress, NodeRegistry
@@ -53,7 +54,7 @@ class DaskBackend(RemoteBackend):
         process_options: Arguments for the `envactors.ProcessBackend` of each node.
 
     Raises:
-        TypeError: ``client`` is neither a client nor an address.
+        TypeError: ``client`` is neither a client nor an address, or ``insecure`` is not a bool.
         ValueError: The client is asynchronous, ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is not a
             positive int.
     """
@@ -89,6 +90,7 @@ class DaskNodes(Launcher):
             raise TypeError(f"client is {client!r}: expected a distributed.Client, or the address of a scheduler")
         if isinstance(client, Client) and client.asynchronous:
             raise ValueError("client is asynchronous: expected a synchronous client, or the address of the scheduler")
+        check_kind("insecure", insecure, bool)
         self._client = client
         self._insecure = insecure
 
