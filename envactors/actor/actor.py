@@ -29,10 +29,10 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
+from envactors.actor.actor_process import START_CALL_ID, ActorProcess
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import AfterExit, Plan, RestartTracker
+from envactors.actor.exits import RestartTracker
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
@@ -579,15 +579,15 @@ class Actor(ActorBase):
             self.loans.end()
             for frame in worker.drain():
                 self.on_frame(frame)
-            report = process.reap(worker)
-            self.starter.record_end(worker, is_certain=report.status.is_certain)
+            process.reap(worker)
+            self.starter.record_end(worker, is_certain=process.status.is_certain)
             has_not_served = process.was_standby and not process.has_started
-            if has_not_served and is_crash(report.reason) and not self.is_closing:
+            if has_not_served and is_crash(process.end_reason) and not self.is_closing:
                 self._start_process(process.incarnation)  # a launch; the crash of the standby is none of this actor
             else:
-                self.handle_exit(report)
+                self.handle_exit()
 
-    def handle_exit(self, report: ExitReport) -> None:
+    def handle_exit(self) -> None:
         """Handle the end of the process, or of a launch that has failed or was withdrawn.
 
         1. *End the start*: no timer, launch, or deadline of the process is left, and nothing starts any more (ENDING).
@@ -601,7 +601,7 @@ class Actor(ActorBase):
         """
         process = self.process
         self.phase = Phase.ENDING
-        process.report = report
+        process.has_ended = True
         process.is_launching = False
         self.starter.end_start()
         self.deadline_watch.stop()
@@ -611,7 +611,7 @@ class Actor(ActorBase):
         self.jobs.drop_with_process()
         uncompleted = Uncompleted() if self.jobs.running is None else self.jobs.running.settle_uncompleted(process)
 
-        process_exit = self._plan_exit(report, uncompleted)
+        process_exit = self._plan_exit(uncompleted)
         if process.has_started:
             self.last_exit_error = process_exit.error
         self.log.write_exit(process_exit)
@@ -622,20 +622,20 @@ class Actor(ActorBase):
         process.worker = None
         self._carry_out(process_exit)
 
-    def _plan_exit(self, report: ExitReport, uncompleted: Uncompleted) -> ProcessExit:
+    def _plan_exit(self, uncompleted: Uncompleted) -> ProcessExit:
         """Make the error of an exit, and decide what comes next, given what the process has not completed."""
         process, job, culprit = self.process, self.jobs.running, uncompleted.culprit
-        error = self.errors.process_ended(culprit, process, report)
-        if self.config.crashes is not None and is_crash(report.reason) and report.pid is not None:
+        error = self.errors.process_ended(culprit, process)
+        if self.config.crashes is not None and is_crash(process.end_reason) and process.pid is not None:
             get_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = self.config.crashes.report(error, get_inputs, process.failure)
 
         # A closing actor first runs the jobs that were queued before the close. If such a job is a renewal, the jobs
         # behind it need the next process.
-        closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
+        closes = self.is_closing and not (process.end_reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
         is_first = self.started_in is None and (self.config.is_on_demand or self.restart_tracker.failed_starts == 0)
-        plan = Plan(AfterExit.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
-        return ProcessExit(process, report, job, uncompleted, error, plan)
+        delay = None if closes else self.restart_tracker.delay_after(process, error, is_first=is_first)
+        return ProcessExit(process, job, uncompleted, error, closes, delay)
 
     # What comes next -------------------------------------------------------------------------------------
 
@@ -656,7 +656,7 @@ class Actor(ActorBase):
             self.jobs.dispatch()  # in LIVE only; otherwise a reply or the exit of the worker leads on
         elif self.process.is_launching:
             if (phase is not Phase.STARTING or self._needs_no_process) and self.starter.withdraw():
-                self.handle_exit(ExitReport(reason=self.process.end_reason))
+                self.handle_exit()
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(self.errors.actor_closed)
         elif self._needs_no_process:
@@ -673,31 +673,29 @@ class Actor(ActorBase):
             self._fail_jobs_of_dead()
 
     def _carry_out(self, process_exit: ProcessExit) -> None:
-        """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
-        action, delay = process_exit.plan
-        if action is AfterExit.REPLACE:
-            self._start_next_process()
-        elif action is AfterExit.RESTART:
-            # The standby waits for the delay in place of the actor, so that processes start no more often.
-            standby = self.starter.take_standby(delay) if process_exit.process.has_started else None
-            if standby is not None:
-                self.restarts += 1
-                self._start_process(process_exit.process.incarnation + 1, standby)
-            else:
-                self._back_off(delay)
-                if delay > 0:
-                    self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
-        elif action is AfterExit.DIE:
+        """Do what was decided after an exit: close the actor, stay dead, or start the next process, now or later."""
+        process, delay = process_exit.process, process_exit.delay
+        if process_exit.closes:
+            # Unless the process ended by itself, the jobs that wait fail because of the close, whatever its reason was.
+            if process.end_reason is not None:
+                process.end_reason = EndReason.CLOSE
+            self.jobs.fail_all(functools.partial(self.errors.exit_during, process=process))
+            self._close()
+        elif delay is None:
             self.phase = Phase.DEAD
             if self.config.is_standby:
                 self.log.write_end_of_standby(self.errors.restarts_exhausted(self.restart_tracker))
             self._fail_jobs_of_dead()
+        elif not process.counts:
+            self._start_next_process()
+        # The standby waits for the delay in place of the actor, so that processes start no more often.
+        elif process.has_started and (standby := self.starter.take_standby(delay)) is not None:
+            self.restarts += 1
+            self._start_process(process.incarnation + 1, standby)
         else:
-            # Unless the process ended by itself, the jobs that wait fail because of the close, whatever its reason was.
-            reason = None if process_exit.reason is None else EndReason.CLOSE
-            report = process_exit.report._replace(reason=reason)
-            self.jobs.fail_all(functools.partial(self.errors.exit_during, report=report))
-            self._close()
+            self._back_off(delay)
+            if delay > 0:
+                self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
 
     def _back_off(self, delay: float) -> None:
         """Start the next process after a delay, in seconds."""
@@ -708,7 +706,7 @@ class Actor(ActorBase):
     def _restart(self) -> None:
         """Start the next process once the backoff is over. It is a restart, if the last one has ended."""
         if self.phase is Phase.BACKOFF:
-            if self.process.report is not None:  # else another actor has taken the process of this standby
+            if self.process.has_ended:  # else another actor has taken the process of this standby
                 self.restarts += 1
             self._start_next_process()
 
@@ -756,7 +754,7 @@ class Actor(ActorBase):
         self.jobs.repair(error_of, fails_all=bug is not None)
         self.tenant.repair(error_of)
 
-        if bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
+        if bug is not None and self.process.has_ended and self.phase is not Phase.CLOSED:
             self._close()  # the exit was handled already, perhaps by the code with the bug
         else:
             self.proceed_soon()

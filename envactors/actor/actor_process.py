@@ -3,45 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from envactors.actor.evidence import order_fatal_error
 from envactors.actor.states import EndReason, is_counted
-from envactors.backends.base import ExitStatus, LaunchRefusedError, Stacks, Worker
+from envactors.backends.base import ExitStatus, Stacks, Worker
 from envactors.mailbox.messages import Failure
 
 # The call id of the first message to a process; those of jobs begin with 1.
 START_CALL_ID = 0
-
-
-class ExitReport(NamedTuple):
-    """The facts about a process that has ended, or could not be started.
-
-    Attributes:
-        pid: Its process id; None if there was no process.
-        status: How it ended.
-        stderr_tail: The last lines of its stderr; stacks of a fatal error begin with the frames of env code.
-        stacks: The stacks that it wrote before it was killed for a deadline.
-        corruption: How it has corrupted shared memory, for which it was killed; empty if it has not.
-        reason: Why it was ended; None if it ended by itself.
-    """
-
-    pid: int | None = None
-    status: ExitStatus = ExitStatus()
-    stderr_tail: str = ""
-    stacks: str = ""
-    corruption: str = ""
-    reason: EndReason | None = None
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether no other process can be started either."""
-        return isinstance(self.status.refusal, LaunchRefusedError)
-
-    @property
-    def had_no_place(self) -> bool:
-        """Whether no node had room for it until its start deadline."""
-        return self.status.refusal is not None and self.reason is EndReason.TIMEOUT
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -58,7 +27,6 @@ class ActorProcess:
         failure: The failure of a factory; None if none has failed.
         failed_at: When it came (`time.monotonic`). The other envs are closed after that.
         was_standby: Whether the process was a standby, whose envs were made before.
-        report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
         end_reason: Why it ends, other than by itself; None until there is a reason. See `record_end_reason`.
@@ -66,6 +34,12 @@ class ActorProcess:
             reasons to end this one does not count.
         cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says
             which env raised.
+        has_ended: Whether it has ended, or could not be started. The facts about its end follow.
+        pid: Its process id; None if there was no process.
+        status: How it ended.
+        stderr_tail: The last lines of its stderr; stacks of a fatal error begin with the frames of env code.
+        stacks: The stacks that it wrote before it was killed for a deadline.
+        corruption: How it has corrupted shared memory, for which it was killed; empty if it has not.
     """
 
     incarnation: int
@@ -76,12 +50,17 @@ class ActorProcess:
     failure: Failure | None = None
     failed_at: float = 0.0
     was_standby: bool = False
-    report: ExitReport | None = None
     has_started: bool = False
     close_id: int | None = None
     end_reason: EndReason | None = None
     counts: bool = True
     cause: BaseException | None = None
+    has_ended: bool = False
+    pid: int | None = None
+    status: ExitStatus = ExitStatus()  # noqa: RUF009 # immutable
+    stderr_tail: str = ""
+    stacks: str = ""
+    corruption: str = ""
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
     def record_end_reason(self, reason: EndReason | None) -> None:
@@ -101,13 +80,13 @@ class ActorProcess:
         if self.worker is not None:
             self._stacks = self.worker.ask_stacks()
 
-    def reap(self, worker: Worker) -> ExitReport:
-        """Reap the ended process, and return the facts about its exit."""
-        self.report = ExitReport(reason=self.end_reason)  # if a bug ends this method, no other exit comes
-        request, self._stacks = self._stacks, None  # it holds a descriptor
-        stacks = "" if request is None else request.read()
-        status = worker.reap()
-        if status.is_helper_lost:
+    def reap(self, worker: Worker) -> None:
+        """Reap the ended process, and record the facts about its end."""
+        self.has_ended = True  # first: if a bug ends this method, no other exit comes
+        self.pid, self.corruption = worker.pid, worker.corruption
+        if self._stacks is not None:
+            self.stacks, self._stacks = self._stacks.read(), None  # it holds a descriptor
+        self.status = worker.reap()
+        if self.status.is_helper_lost:
             self.record_end_reason(EndReason.HELPER_LOST)
-        tail = order_fatal_error(worker.stderr_tail)
-        return ExitReport(worker.pid, status, tail, stacks, worker.corruption, self.end_reason)
+        self.stderr_tail = order_fatal_error(worker.stderr_tail)

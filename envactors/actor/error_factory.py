@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from envactors import errors
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import ActorProcess, ExitReport
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import RestartTracker, most_failures
 from envactors.actor.future import LazyOutcome
@@ -116,50 +116,50 @@ class ErrorFactory:
 
     # Its process has ended -----------------------------------------------------------------------------
 
-    def process_ended(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
+    def process_ended(self, culprit: Activity | None, process: ActorProcess) -> ActorError:
         """Return the error of an exit: how the process has ended, or why it has not started."""
-        if report.reason is EndReason.ENV_RAISED and isinstance(process.cause, ActorError):
+        if process.end_reason is EndReason.ENV_RAISED and isinstance(process.cause, ActorError):
             return process.cause
-        return self.exit_during(culprit, report) if process.has_started else self.start_failed(process, report)
+        return self.exit_during(culprit, process) if process.has_started else self.start_failed(process)
 
-    def exit_during(self, activity: Activity | None, report: ExitReport, incarnation: int | None = None) -> ActorError:
+    def exit_during(self, activity: Activity | None, process: ActorProcess) -> ActorError:
         """Return the error of a process that has ended during an activity, before it, or while idle (None)."""
-        who, where = self._locate(activity, incarnation, report.pid)
+        who, where = self._locate(activity, process.incarnation, process.pid)
         if activity is None:
             when = "while idle"
         elif activity.started_at == 0.0:
             when = f"before {activity.method}{_call_id(activity)} could run"
         else:
             when = f"in {activity.method}{_call_id(activity)}{_elapsed(where)}"
-        when += _evidence(report)
+        when += _evidence(process)
 
-        if report.reason is EndReason.TIMEOUT and activity is not None:
+        if process.end_reason is EndReason.TIMEOUT and activity is not None:
             text = f"{who} passed its deadline of {activity.deadline} s {when}"
-            return _timeout_error(text, activity.deadline, report, where)
-        text = f"{who} {_describe_end(report)} {when}"
-        if report.status.loss is not None:
-            return errors.NodeLostError(text, **report.status.loss._asdict(), **_end_fields(report), **where)
-        return errors.ActorDiedError(text, aborted=is_deliberate(report.reason), **_end_fields(report), **where)
+            return _timeout_error(text, activity.deadline, process, where)
+        text = f"{who} {_describe_end(process)} {when}"
+        if process.status.loss is not None:
+            return errors.NodeLostError(text, **process.status.loss._asdict(), **_end_fields(process), **where)
+        return errors.ActorDiedError(text, aborted=is_deliberate(process.end_reason), **_end_fields(process), **where)
 
-    def start_failed(self, process: ActorProcess, report: ExitReport) -> ActorError:
+    def start_failed(self, process: ActorProcess) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
         # The env that comes next; the last one if all are made.
         activity = Activity("", self._config.indices[: process.envs_made + 1][-1], started_at=process.launched_at)
-        who, where = self._locate(activity, process.incarnation, report.pid)
+        who, where = self._locate(activity, process.incarnation, process.pid)
         if process.failed_at:
             where["elapsed"] = process.failed_at - process.launched_at
 
-        text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
+        text = self._describe_failed_start(process, who, _elapsed(where)) + _evidence(process)
         if process.failure is not None:
-            return _caused(errors.ActorStartError(text, stderr_tail=report.stderr_tail, **where), process.cause)
-        cause = report.status.refusal
-        if report.reason is EndReason.TIMEOUT:
-            cause = _timeout_error(text, self._config.deadlines.start, report, where)
-        return _caused(errors.ActorStartError(text, **_end_fields(report), **where), cause)
+            return _caused(errors.ActorStartError(text, stderr_tail=process.stderr_tail, **where), process.cause)
+        cause = process.status.refusal
+        if process.end_reason is EndReason.TIMEOUT:
+            cause = _timeout_error(text, self._config.deadlines.start, process, where)
+        return _caused(errors.ActorStartError(text, **_end_fields(process), **where), cause)
 
-    def _describe_failed_start(self, process: ActorProcess, report: ExitReport, who: str, after: str) -> str:
+    def _describe_failed_start(self, process: ActorProcess, who: str, after: str) -> str:
         """Return why a process has not started: a factory has raised, or it was late, or refused, or it has ended."""
-        failure, refusal = process.failure, report.status.refusal
+        failure, refusal = process.failure, process.status.refusal
         if failure is not None:
             maker = "initializer" if self._config.is_executor else "factory"
             if process.envs_made == self._config.env_count:
@@ -171,13 +171,14 @@ class ErrorFactory:
                 is_only_here = type(name) is str and name in sys.modules
                 advice = self._config.backend.traits.import_advice or (_BY_VALUE if is_only_here else "")
             return f"the {maker} of {who} raised {failure.text}{after}{traceback}" + (f": {advice}" if advice else "")
-        if report.reason is EndReason.TIMEOUT:
+        if process.end_reason is EndReason.TIMEOUT:
             why = f" and was ended{after}" if refusal is None else f": {refusal}"
             return f"{who} was not ready within its start deadline of {self._config.deadlines.start} s{why}"
         if refusal is not None:
-            return f"{who} could not be started: {refusal if report.is_refused else safe_repr(refusal)}"
+            why = str(refusal) if isinstance(refusal, LaunchRefusedError) else safe_repr(refusal)
+            return f"{who} could not be started: {why}"
         begun = "its initializer had returned" if self._config.is_executor else "its env was made"
-        return f"{who} {_describe_end(report)}{after} before {begun}"
+        return f"{who} {_describe_end(process)}{after} before {begun}"
 
     def env_raised(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
@@ -211,7 +212,8 @@ class ErrorFactory:
 
     def not_run(self, activity: Activity, reason: EndReason | None, incarnation: int | None = None) -> ActorError:
         """Return the error of an activity that waited for a process, until the parent ended that for a reason."""
-        return self.exit_during(activity, ExitReport(reason=reason), incarnation)
+        incarnation = self._get_incarnation() if incarnation is None else incarnation
+        return self.exit_during(activity, ActorProcess(incarnation, end_reason=reason))
 
     def process_gone(self, activity: Activity, incarnation: int | None, crash: ActorError | None) -> ActorError:
         """Return the error of a call that only an earlier process may run, given the error of the last exit."""
@@ -286,31 +288,33 @@ def _caused(error: ActorError, cause: BaseException | None) -> ActorError:
     return error
 
 
-def _timeout_error(text: str, limit: float | None, report: ExitReport, where: dict[str, Any]) -> ActorError:
+def _timeout_error(text: str, limit: float | None, process: ActorProcess, where: dict[str, Any]) -> ActorError:
     """Return the error of a deadline that has passed."""
-    return errors.ActorTimeoutError(text, timeout=limit, stacks=report.stacks, stderr_tail=report.stderr_tail, **where)
+    evidence = {"stacks": process.stacks, "stderr_tail": process.stderr_tail}
+    return errors.ActorTimeoutError(text, timeout=limit, **evidence, **where)
 
 
-def _describe_end(report: ExitReport) -> str:
+def _describe_end(process: ActorProcess) -> str:
     """Return the verb of a sentence whose subject is a process that has ended."""
-    if report.reason is EndReason.INTERRUPT:
+    if process.end_reason is EndReason.INTERRUPT:
         return "was replaced, since an exception interrupted the caller in the middle of a change,"
-    if report.reason is EndReason.ENV_RAISED:
+    if process.end_reason is EndReason.ENV_RAISED:
         return "was replaced, since an env had raised,"
-    if report.status.loss is not None:
-        return f"was lost with its node {report.status.loss.node!r}, {report.status.loss.reason},"
-    if report.corruption:
-        return f"was killed, since it has overwritten memory that it shares with the caller ({report.corruption}),"
-    if is_deliberate(report.reason):
+    status = process.status
+    if status.loss is not None:
+        return f"was lost with its node {status.loss.node!r}, {status.loss.reason},"
+    if process.corruption:
+        return f"was killed, since it has overwritten memory that it shares with the caller ({process.corruption}),"
+    if is_deliberate(process.end_reason):
         return "was ended on purpose"
-    if report.status.is_helper_lost:
+    if status.is_helper_lost:
         return "was killed, since its helper process was lost,"
-    return errors.describe_end(report.status.exitcode, report.status.signal)
+    return errors.describe_end(status.exitcode, status.signal)
 
 
-def _end_fields(report: ExitReport) -> dict[str, Any]:
+def _end_fields(process: ActorProcess) -> dict[str, Any]:
     """Return how a process has ended, as attributes of its error."""
-    return {"exitcode": report.status.exitcode, "signal": report.status.signal, "stderr_tail": report.stderr_tail}
+    return {"exitcode": process.status.exitcode, "signal": process.status.signal, "stderr_tail": process.stderr_tail}
 
 
 def _call_id(activity: Activity) -> str:
@@ -323,7 +327,7 @@ def _elapsed(where: dict[str, Any]) -> str:
     return "" if where["elapsed"] is None else f" after {where['elapsed']:.3f} s"
 
 
-def _evidence(report: ExitReport) -> str:
+def _evidence(process: ActorProcess) -> str:
     """Return the stacks and the end of the stderr of a process, on further lines."""
-    stacks = f"\nits stacks:\n{report.stacks.rstrip()}" if report.stacks else ""
-    return stacks + (f"\nthe end of its stderr:\n{report.stderr_tail}" if report.stderr_tail else "")
+    stacks = f"\nits stacks:\n{process.stacks.rstrip()}" if process.stacks else ""
+    return stacks + (f"\nthe end of its stderr:\n{process.stderr_tail}" if process.stderr_tail else "")

@@ -1,8 +1,8 @@
 """Whether and when another process follows the exit of one, and the count of restarts.
 
-`RestartTracker.plan` decides that, after each exit of an actor that is not closing. With ``max_restarts=1`` and
-``backoff=0.5``, the first crash gives ``Plan(RESTART, 0.5)``, a second one soon after it ``Plan(DIE)``, and a renewal
-always ``Plan(REPLACE)``.
+`RestartTracker.delay_after` decides that, after each exit of an actor that is not closing. With ``max_restarts=1`` and
+``backoff=0.5``, the delay after the first crash is 0.5, and always 0.0 after a renewal. After a second crash soon after
+the first one, it is None: no process follows.
 
 For each reason why a process has ended, the table tells whether another one comes, and how the running call continues.
 `is_counted` and `ProcessExit.allows_retry` state its two columns. A call that had not begun runs in the next process,
@@ -28,39 +28,19 @@ counts, and the actor is dead.
 
 from __future__ import annotations
 
-import enum
 import math
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from envactors.actor.actor_process import ActorProcess, ExitReport
+from envactors.actor.actor_process import ActorProcess
+from envactors.actor.states import EndReason
+from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error
 from envactors.options import RestartPolicy
 
 # How many failed starts or resets in a row are repeated without a backoff, which would start processes all the time.
 _MOST_WITHOUT_BACKOFF: Final = 10
-
-
-class AfterExit(enum.Enum):
-    """What the actor does after the exit of its process."""
-
-    CLOSE = enum.auto()  # close the actor
-    REPLACE = enum.auto()  # start another process at once, without counting it
-    RESTART = enum.auto()  # start another process after a delay, and count it
-    DIE = enum.auto()  # start none
-
-
-class Plan(NamedTuple):
-    """What the actor does after an exit, and the delay of a restart, in seconds."""
-
-    action: AfterExit
-    delay: float = 0.0
-
-    @property
-    def starts_another(self) -> bool:
-        """Whether another process comes."""
-        return self.action in (AfterExit.REPLACE, AfterExit.RESTART)
 
 
 def most_failures(policy: RestartPolicy, *, waits: bool = True) -> float:
@@ -145,7 +125,7 @@ class RestartTracker:
         of_how_many = "" if limit == math.inf else f" of {limit:g}"
         return f"restart {len(self._granted(since))}{of_how_many} in {round(delay, 3):g} s"
 
-    def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
+    def delay_after(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> float | None:
         """Decide whether and when another process follows an ended one, and count the exit if that must count.
 
         Args:
@@ -153,21 +133,26 @@ class RestartTracker:
             error: The error of its exit.
             is_first: Whether no start of the actor has succeeded before, nor has one failed and counted. For an actor
                 on demand, failed ones do not matter: each time that it is woken is a first try.
+
+        Returns:
+            The delay in seconds; None if no process follows.
         """
         if not process.counts:
-            return Plan(AfterExit.REPLACE)
+            return 0.0
 
         now = time.monotonic()
         memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
         self._exits = [counted for counted in self._exits if counted.is_granted and now - counted.when < memory]
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
         # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
-        report = process.report or ExitReport()
-        is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
+        refusal = process.status.refusal
+        had_no_place = refusal is not None and process.end_reason is EndReason.TIMEOUT
+        fails_again = is_first and (had_no_place or process.failure is not None)
+        is_hopeless = fails_again or isinstance(refusal, LaunchRefusedError)
         delay = None if is_hopeless else restart_delay(self._policy, self._granted(-math.inf), now, self.failed_starts)
 
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)
         self._exits.append(_CountedExit(now, self.last, delay is not None))
-        return Plan(AfterExit.DIE) if delay is None else Plan(AfterExit.RESTART, delay)
+        return delay

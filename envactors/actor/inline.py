@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from envactors.actor import recording
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import ActorProcess, ExitReport
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.base import ActorBase
 from envactors.actor.calls import Call
 from envactors.actor.config import ActorConfig
@@ -196,27 +196,27 @@ class InlineActor(ActorBase):
         with self.lock:
             if self.closed.is_set:
                 raise self.errors.actor_closed(Activity("renew", self.config.first_index))
-            self.replace(self.errors.exit_during(None, ExitReport(self.pid, reason=EndReason.RENEW)))
+            self._replace(EndReason.RENEW)
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
 
-    def replace(self, error: ActorError, *, closes: bool = True) -> None:
-        """Make new envs; if an interrupt ends that, `make_missing` makes them later.
+    def _replace(self, reason: EndReason, error: ActorError | None = None) -> None:
+        """Make new envs, under the lock; if an interrupt ends that, `make_missing` makes them later.
 
         Args:
-            error: Says why the current ones end.
-            closes: Whether to close the current ones.
+            reason: Why the current ones end. Unless they are aborted, they are closed.
+            error: The error that says so; None for one that names only the reason.
         """
-        with self.lock:
-            recording.recorder.on_exit(self, None)
-            server, self._server = self._server, None
-            self._start_error = None
-            self.last_exit_error = error
-            self.process = ActorProcess(self.process.incarnation + 1)
-            self._report_change()
-            if closes and server is not None:
-                self._close_envs(server)
-            self._start()
+        recording.recorder.on_exit(self, None)
+        server, self._server = self._server, None
+        self._start_error = None
+        self.process.end_reason = reason
+        self.last_exit_error = error or self.errors.exit_during(None, self.process)
+        self.process = ActorProcess(self.process.incarnation + 1)
+        self._report_change()
+        if reason is not EndReason.ABORT and server is not None:
+            self._close_envs(server)
+        self._start()
 
     def make_missing(self, activity: Activity) -> Server:
         """Return the server of the envs. Make them unless they exist: an interrupt may have ended an earlier attempt.
@@ -244,7 +244,7 @@ class InlineActor(ActorBase):
             if incarnation == self.process.incarnation and not self.closed.is_set:
                 self._log.write(logging.WARNING, str(error).partition("\n")[0], error=error)
                 self._restarts, self._last_failure = self._restarts + 1, copy_error(error)
-                self.replace(error)
+                self._replace(EndReason.ENV_RAISED, error)
 
     def unusable_error(self, activity: Activity) -> ActorError:
         """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
@@ -258,7 +258,7 @@ class InlineActor(ActorBase):
             raise self.errors.unsupported_operation("kill it in the middle of a call")
         with self.lock:
             if not self.closed.is_set and restart:
-                self.replace(self.errors.exit_during(None, ExitReport(self.pid, reason=EndReason.ABORT)), closes=False)
+                self._replace(EndReason.ABORT)
             elif not self.closed.is_set:
                 self._close()
 
@@ -291,7 +291,7 @@ class InlineActor(ActorBase):
         page: Any = ControlPage(memory, None, None)  # type: ignore[arg-type] # nobody rings
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
         process = self.process
-        process.launched_at = time.monotonic()
+        process.pid, process.launched_at = self.pid, time.monotonic()
         request = _Request(self, server=server)
 
         def on_made(count: int) -> None:
@@ -303,7 +303,7 @@ class InlineActor(ActorBase):
             except Exception as error:
                 process.failure = pack_failure(error, Fault.RAISED)
                 process.cause = unpack_failure(process.failure)
-                self._start_error = self._last_failure = self.errors.start_failed(process, ExitReport(self.pid))
+                self._start_error = self._last_failure = self.errors.start_failed(process)
                 server.execute(Kind.CLOSE, dumps(()))
                 return
         page.record_env(METHOD_CALL, 0)

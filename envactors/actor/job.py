@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import ActorProcess, ExitReport
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import AfterExit, Plan
 from envactors.actor.future import ActorFuture, Owner
 from envactors.actor.states import EndReason, Phase, blames_request, is_crash
 from envactors.crashes.inputs import Inputs
@@ -147,19 +146,19 @@ class ProcessExit(NamedTuple):
 
     Attributes:
         process: The process.
-        report: The facts about its end.
         job: The job that it was running; None if it was idle.
         uncompleted: The part of that job that it has not completed.
         error: The error that says all this.
-        plan: What the actor does next.
+        closes: Whether the actor closes.
+        delay: After how many seconds the next process starts; None if none follows.
     """
 
     process: ActorProcess
-    report: ExitReport
     job: Job | None
     uncompleted: Uncompleted
     error: ActorError
-    plan: Plan
+    closes: bool
+    delay: float | None
 
     @property
     def culprit(self) -> Activity | None:
@@ -169,7 +168,12 @@ class ProcessExit(NamedTuple):
     @property
     def reason(self) -> EndReason | None:
         """Why the process was ended; None if it ended by itself."""
-        return self.report.reason
+        return self.process.end_reason
+
+    @property
+    def has_successor(self) -> bool:
+        """Whether another process follows."""
+        return self.delay is not None
 
     @property
     def allows_retry(self) -> bool:
@@ -177,7 +181,7 @@ class ProcessExit(NamedTuple):
 
         After a crash it may, unless the user has also killed or renewed the process, which then counts as no crash.
         """
-        if self.plan.action is AfterExit.CLOSE:
+        if self.closes:
             return False
         return self.reason is EndReason.HELPER_LOST or (is_crash(self.reason) and self.process.counts)
 

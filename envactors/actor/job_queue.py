@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from envactors.actor.activity import Activity
-from envactors.actor.exits import AfterExit
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
@@ -322,7 +321,7 @@ class JobQueue:
             job.call_id, job.started_at = 0, 0.0
             self.waiting.appendleft(job)
 
-        if process_exit.plan.action is AfterExit.CLOSE or process_exit.reason is EndReason.ABORT:
+        if process_exit.closes or process_exit.reason is EndReason.ABORT:
             self.fail_renewal(lambda _activity: process_exit.error)
 
     def repair(self, error_of: ErrorOf, *, fails_all: bool) -> None:

@@ -11,7 +11,6 @@ from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.evidence import evidence_of, order_stacks
-from envactors.actor.exits import AfterExit
 from envactors.actor.job import ProcessExit, Renewal
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, describe_bundle
@@ -70,7 +69,7 @@ class ActorLog:
     def write_exit(self, process_exit: ProcessExit) -> None:
         """Record that the process has ended; log it unless that closes the actor."""
         recording.recorder.on_exit(self._actor, process_exit.culprit)
-        if process_exit.plan.action is AfterExit.CLOSE:
+        if process_exit.closes:
             return
         job, error, bundle = process_exit.job, process_exit.error, process_exit.error.bundle
         if process_exit.reason in (EndReason.ABORT, EndReason.RENEW):
@@ -79,7 +78,7 @@ class ActorLog:
         else:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if process_exit.reason is EndReason.HELPER_LOST else logging.WARNING
-            is_final = not process_exit.plan.starts_another and not self._actor.config.is_on_demand
+            is_final = not process_exit.has_successor and not self._actor.config.is_on_demand
             text = str(error).partition("\n")[0] + ("; it is not restarted" if is_final else "")
             self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=error)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
+from envactors.actor.actor_process import START_CALL_ID, ActorProcess
 from envactors.actor.config import ActorConfig
 from envactors.actor.states import EndReason
 from envactors.actor.tenant import Tenant
@@ -39,7 +39,7 @@ class StartingActor(WorkerEvents, Protocol):
     def end_after_stacks(self) -> None:
         """End the process, since it has passed its deadline."""
 
-    def handle_exit(self, report: ExitReport) -> None:
+    def handle_exit(self) -> None:
         """Handle the end of the process, or of its launch."""
 
 
@@ -137,9 +137,10 @@ class ProcessStarter:
                 worker, refusal = None, error
         process.worker = worker
         if worker is None:
-            # A launch that has failed by itself did not fail because of its deadline, even if that has passed.
-            reason = None if refusal is not None and process.end_reason is EndReason.TIMEOUT else process.end_reason
-            actor.handle_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=reason))
+            if refusal is not None and process.end_reason is EndReason.TIMEOUT:
+                process.end_reason = None  # it did not fail because of its deadline, even if that has passed
+            process.status = ExitStatus(refusal=refusal)
+            actor.handle_exit()
         elif process.end_reason is None:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
             is_remote = actor.config.backend.traits.is_remote

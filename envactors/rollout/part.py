@@ -285,7 +285,7 @@ class RolloutPart(Job):
             loss = self._group.recovery.exit_loss(process_exit.culprit, process_exit)
             for index in self.progress.failed_in(process_exit.culprit):
                 self.progress.apply_fate(index, loss)
-        if process_exit.plan.starts_another:
+        if process_exit.has_successor:
             self.progress.settle_lost_episodes(self.call_id)
         elif self.progress.next_step < self.progress.steps:
             self.progress.fail_all(process_exit.error)

@@ -256,7 +256,7 @@ class EnvGroup(Tenant):
         self.recovery.record_crash_in_replay(process_exit)
         self.table.end_process(self.indices)
         self.recover([self.recovery.exit_loss(activity, process_exit) for activity in process_exit.uncompleted.rows])
-        if process_exit.plan.starts_another:
+        if process_exit.has_successor:
             self.recovery.settle_lost_episodes(self.indices)
         self.table.waiters.ring()
 

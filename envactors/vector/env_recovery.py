@@ -82,7 +82,7 @@ class EnvRecovery:
             error=ReadyOutcome(None, process_exit.error if is_blamed else self.unfinished_error(activity)),
             incarnation=process_exit.process.incarnation,
             activity=activity,
-            may_continue=process_exit.plan.starts_another,
+            may_continue=process_exit.has_successor,
             reason=reason if is_blamed or reason is EndReason.ENV_RAISED else None,
             may_blame_inputs=is_culprit and is_crash(reason),
             episode_is_over=activity.method == "reset",

@@ -183,7 +183,7 @@ class RowsJob(Job):
             return guilty[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:
             return running
-        if process.report is not None and process.report.status.loss is not None:
+        if process.status.loss is not None:
             # Nobody knows which env a worker on a lost node had begun.
             return rows[0]._replace(started_at=self._posted_at)
         return rows[0] if blames_request(process.end_reason) else None

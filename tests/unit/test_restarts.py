@@ -197,7 +197,7 @@ def test_a_closed_actor_is_forgotten_though_an_error_of_its_own_leads_to_its_han
     try:
         raise ea.ActorDiedError("with this frame, and so with the handle")
     except ea.ActorDiedError as error:
-        core.restart_tracker.plan(core.process, error, is_first=False)
+        core.restart_tracker.delay_after(core.process, error, is_first=False)
     actor.close()
     forgotten = weakref.ref(core)
     del actor, core

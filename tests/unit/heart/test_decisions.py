@@ -10,9 +10,9 @@ import pytest
 import envactors as ea
 from envactors.actor import exits
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import ActorProcess, ExitReport
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.calls import Call
-from envactors.actor.exits import AfterExit, Plan, RestartTracker, restart_delay
+from envactors.actor.exits import RestartTracker, restart_delay
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.job import ProcessExit, Uncompleted
 from envactors.actor.states import EndReason
@@ -22,41 +22,39 @@ from envactors.vector.options import AUTORESETS
 
 
 @pytest.mark.parametrize(
-    ("reason", "chosen", "expected"),
+    ("reason", "counts", "closes", "expected"),
     [
-        (None, AfterExit.RESTART, True),
-        (None, AfterExit.DIE, True),
-        (EndReason.TIMEOUT, AfterExit.RESTART, True),
-        (EndReason.HELPER_LOST, AfterExit.REPLACE, True),
-        (EndReason.ENV_RAISED, AfterExit.RESTART, False),
-        (EndReason.ABORT, AfterExit.REPLACE, False),
-        (EndReason.TIMEOUT, AfterExit.REPLACE, False),
-        (None, AfterExit.CLOSE, False),
-        (EndReason.HELPER_LOST, AfterExit.CLOSE, False),
+        (None, True, False, True),
+        (EndReason.TIMEOUT, True, False, True),
+        (EndReason.HELPER_LOST, False, False, True),
+        (EndReason.ENV_RAISED, True, False, False),
+        (EndReason.ABORT, False, False, False),
+        (EndReason.TIMEOUT, False, False, False),
+        (None, True, True, False),
+        (EndReason.HELPER_LOST, False, True, False),
     ],
 )
-def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):
-    report, error = ExitReport(reason=reason), ea.ActorDiedError("ended")
-    process = ActorProcess(0, counts=chosen is not AfterExit.REPLACE)
-    process_exit = ProcessExit(process, report, None, Uncompleted(), error, Plan(chosen))
+def test_whether_an_exit_lets_a_call_run_again(reason, counts, closes, expected):
+    process, error = ActorProcess(0, end_reason=reason, counts=counts), ea.ActorDiedError("ended")
+    process_exit = ProcessExit(process, None, Uncompleted(), error, closes, 0.0)
     assert process_exit.allows_retry is expected
 
 
 @pytest.mark.parametrize(
-    ("has_begun", "retries", "chosen", "expected"),
+    ("has_begun", "retries", "closes", "expected"),
     [
-        (False, 0, AfterExit.RESTART, (False, 0)),
-        (False, 1, AfterExit.CLOSE, (False, 1)),
-        (True, 0, AfterExit.RESTART, (True, 0)),
-        (True, 2, AfterExit.RESTART, (False, 1)),
-        (True, 1, AfterExit.CLOSE, (True, 1)),
+        (False, 0, False, (False, 0)),
+        (False, 1, True, (False, 1)),
+        (True, 0, False, (True, 0)),
+        (True, 2, False, (False, 1)),
+        (True, 1, True, (True, 1)),
     ],
 )
-def test_the_call_that_an_ended_process_was_sent(has_begun, retries, chosen, expected):
+def test_the_call_that_an_ended_process_was_sent(has_begun, retries, closes, expected):
     call = Call("echo", 0, Kind.CALL, Mock(), retries=retries)
     culprit = Activity("echo", 0, 1) if has_begun else None
     error = ea.ActorDiedError("ended")
-    process_exit = ProcessExit(ActorProcess(0), ExitReport(), call, Uncompleted(culprit), error, Plan(chosen))
+    process_exit = ProcessExit(ActorProcess(0), call, Uncompleted(culprit), error, closes, 0.0)
     assert (call.handle_exit(process_exit), call.retries) == expected
     assert call.future.set_exception.called is expected[0]
 
@@ -125,7 +123,7 @@ def crashed(policy, *times, monkeypatch):
     tracker, process = RestartTracker(ea.RestartPolicy(**policy)), ActorProcess(0, has_started=True)
     for when in times:
         monkeypatch.setattr(exits.time, "monotonic", lambda when=when: when)
-        tracker.plan(process, ea.ActorDiedError(f"at {when}"), is_first=False)
+        tracker.delay_after(process, ea.ActorDiedError(f"at {when}"), is_first=False)
     return tracker
 
 
