@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from envactors import backends, runtime
-from envactors.actor.bound import BoundToProcess
-from envactors.actor.future import ActorFuture, results_of
+from envactors.actor.future import ActorFuture, BoundToProcess, results_of
 from envactors.actor.handle import ActorHandle, ActorView, check_closable, close_all
 from envactors.errors import ActorClosedError, NothingPendingError, VectorEnvError, VectorInputError, VectorTimeoutError
 from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable

@@ -28,13 +28,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envactors.actor.activity import Activity
 from envactors.actor.actor_process import START_CALL_ID, ActorProcess
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import RestartTracker
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, Job, ProcessExit, Renewal, Uncompleted
+from envactors.actor.job import Activity, Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
@@ -42,7 +41,7 @@ from envactors.actor.spinning import SpinPolicy
 from envactors.actor.starter import ProcessStarter
 from envactors.actor.states import LIVE, ActorState, ActorStats, EndReason, Phase, is_crash
 from envactors.actor.tenant import NO_TENANT, Tenant
-from envactors.actor.timers import DeadlineWatch, Judgment, Timers
+from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import Worker
 from envactors.backends.log_records import handle_record
 from envactors.crashes.inputs import Inputs
@@ -116,10 +115,6 @@ class Actor(ActorBase):
         restart_at: When the last backoff ends (`time.monotonic`).
         started_in: How long the last start took, in seconds; None before the first.
     """
-
-    # With types, since pyright calls a type that it has to infer ambiguous.
-    process: ActorProcess
-    last_exit_error: ActorError | None
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
@@ -357,12 +352,11 @@ class Actor(ActorBase):
         worker = self.process.worker
         if activity is None or worker is None:
             return
-        judgment = self.deadline_watch.judge_and_reschedule(activity)
-        if judgment is Judgment.LATE:
+        if time.monotonic() >= activity.late_at:
             if self.jobs.running is not None:
                 self.jobs.running.on_late(activity)
             self.end_after_stacks()
-        elif judgment is Judgment.SLOW:
+        elif self.deadline_watch.is_slow(activity):
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
 

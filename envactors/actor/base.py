@@ -45,15 +45,18 @@ class ActorBase(ABC):
     """
 
     runtime: Runtime
+    # With types, since pyright calls a type that it has to infer ambiguous.
+    process: ActorProcess
+    last_exit_error: ActorError | None
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.name: str = config.name
         self.lock: ChangeLock = config.lock
         self.closed: Latch = Latch()
-        self.process: ActorProcess = ActorProcess(0)
+        self.process = ActorProcess(0)
         self.errors: ErrorFactory = ErrorFactory(config, lambda: self.process.incarnation)
-        self.last_exit_error: ActorError | None = None
+        self.last_exit_error = None
         self._has_warned = False
         self._owner_pid = os.getpid()
         self._forks = runtime.forks

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 
 from envactors.actor import recording
-from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture, Outcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit
+from envactors.actor.job import Activity, ErrorOf, Job, ProcessExit
 from envactors.actor.states import EndReason
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import messages

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from envactors import errors
-from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import RestartTracker, most_failures
 from envactors.actor.future import LazyOutcome
+from envactors.actor.job import Activity
 from envactors.actor.states import EndReason, is_deliberate
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import RLock
 from envactors.actor.latch import Latch
 from envactors.actor.type_variables import R, T
@@ -30,6 +29,18 @@ AnyFuture = TypeVar("AnyFuture", bound="concurrent.futures.Future[Any]")
 _PENDING, _RUNNING, _CANCELED, _FINISHED = "PENDING", "RUNNING", "CANCELLED_AND_NOTIFIED", "FINISHED"
 # How long a waiter of `concurrent.futures` may look at the state of a future, in seconds.
 _LOCK_PATIENCE = 1.0
+
+
+class BoundToProcess:
+    """An object that refers to running actors, so it can be neither pickled nor copied."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled or copied: it belongs to the process that made it; send its "
+            "results instead"
+        )
 
 
 class Outcome(Protocol):

@@ -8,11 +8,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, TypeVar, overload
 
-from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
-from envactors.actor.bound import BoundToProcess
 from envactors.actor.calls import Call
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, BoundToProcess
+from envactors.actor.job import Activity
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from envactors.actor import recording
-from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.base import ActorBase
 from envactors.actor.calls import Call
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.job import Job
+from envactors.actor.job import Activity, Job
 from envactors.actor.log import ActorLog
 from envactors.actor.request_stack import InlineRequest, RequestStack, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
@@ -77,10 +76,6 @@ class InlineActor(ActorBase):
         vector: Its vector; None for a lone actor.
         indices: The indices of its envs.
     """
-
-    # With types, since pyright calls a type that it has to infer ambiguous.
-    process: ActorProcess
-    last_exit_error: ActorError | None
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)

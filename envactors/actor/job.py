@@ -6,10 +6,10 @@ time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, Owner
@@ -17,6 +17,30 @@ from envactors.actor.states import EndReason, Phase, blames_request, is_crash
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
+
+
+class Activity(NamedTuple):
+    """The part of a job that a worker runs at one time, for errors and deadlines: a call, the step of one env, a close.
+
+    Attributes:
+        method: Name of the method.
+        index: Index of the env in its vector; 0 for a lone actor.
+        call_id: Its call id; 0 if it has none yet.
+        started_at: When the worker was free to begin it (`time.monotonic`); 0.0 if it has not been sent.
+        deadline: How long it may run, in seconds; None for no limit.
+    """
+
+    method: str
+    index: int  # type: ignore[assignment] # it hides a method of tuples that nobody calls
+    call_id: int = 0
+    started_at: float = 0.0
+    deadline: float | None = None
+
+    @property
+    def late_at(self) -> float:
+        """When it misses its deadline (`time.monotonic`); infinity if it has none."""
+        return math.inf if self.deadline is None else self.started_at + self.deadline
+
 
 # Makes the error of an activity that no process will run.
 ErrorOf: TypeAlias = Callable[[Activity], ActorError]

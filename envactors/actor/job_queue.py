@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
+from envactors.actor.job import Activity, Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
 from envactors.mailbox.messages import Frame

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 
 from envactors.actor import recording
-from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.evidence import evidence_of, order_stacks
-from envactors.actor.job import ProcessExit, Renewal
+from envactors.actor.job import Activity, ProcessExit, Renewal
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, describe_bundle
 

@@ -9,8 +9,8 @@ import os
 from collections import deque
 from typing import Protocol
 
-from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
+from envactors.actor.job import Activity
 
 
 class RecordedVector(Protocol):

@@ -14,9 +14,9 @@ import time
 import traceback
 from collections.abc import Callable
 
-from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
+from envactors.actor.job import Activity
 from envactors.actor.log import warn_of_slow
 from envactors.actor.timers import SHORTEST_PAUSE
 from envactors.loop import Loop

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import ErrorOf, Job, ProcessExit
+from envactors.actor.job import Activity, ErrorOf, Job, ProcessExit
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox.messages import Attach, Frame, Kind
 

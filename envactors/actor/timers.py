@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import math
 import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from envactors.actor.activity import Activity
+from envactors.actor.job import Activity
 from envactors.loop import Loop, Timer
 from envactors.mailbox.control_page import METHOD_NAMES, METHOD_POLICY
 from envactors.options import Deadlines
@@ -67,14 +66,6 @@ class Timers:
                 self._timers.pop(name).cancel()
 
 
-class Judgment(enum.Enum):
-    """Whether an activity takes too long."""
-
-    IN_TIME = enum.auto()
-    SLOW = enum.auto()  # and nobody was told yet
-    LATE = enum.auto()
-
-
 class DeadlineWatch:
     """Checks in time whether the worker is late or slow.
 
@@ -83,7 +74,7 @@ class DeadlineWatch:
     Args:
         deadlines: The time limits of the actor.
         timers: The timers of the actor.
-        check: Called when an activity may be late or slow; it then calls `judge_and_reschedule`.
+        check: Called when an activity may be late or slow. If it is not late, it then calls `is_slow`.
 
     Attributes:
         shortest: The shortest deadline or slow threshold, in seconds; infinity if there is none.
@@ -124,24 +115,21 @@ class DeadlineWatch:
         self.next_check_at = math.inf
         self._check()
 
-    def judge_and_reschedule(self, activity: Activity) -> Judgment:
-        """Return whether an activity is late or slow; unless it is late, schedule the next check."""
+    def is_slow(self, activity: Activity) -> bool:
+        """Schedule the next check of an activity; return whether it is slow, and nobody was told yet."""
         now, begun = time.monotonic(), activity.started_at
-        late_at = math.inf if activity.deadline is None else begun + activity.deadline
         slow_at = begun + self._slow
-        if now >= late_at:
-            return Judgment.LATE
-
-        check_at = min(now + max(self.shortest, SHORTEST_PAUSE), late_at, slow_at if slow_at > now else math.inf)
+        soonest = now + max(self.shortest, SHORTEST_PAUSE)
+        check_at = min(soonest, activity.late_at, slow_at if slow_at > now else math.inf)
         if check_at < math.inf:
             self._check_at(check_at)
 
         # On a node, the start of an activity is an estimate that varies. So one that began within half of the threshold
         # after the reported one is the same activity.
         if slow_at > now or begun <= self._reported + self._slow / 2:
-            return Judgment.IN_TIME
+            return False
         self._reported = begun
-        return Judgment.SLOW
+        return True
 
 
 def deadline_by_code(code: int, deadlines: Deadlines) -> float | None:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, MethodCaller, public_name
+from envactors.actor.job import Activity
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind

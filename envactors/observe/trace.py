@@ -19,8 +19,8 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from envactors.actor import recording
-from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
+from envactors.actor.job import Activity
 from envactors.actor.recording import RecordedVector
 from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.durations import METHOD_RESET

@@ -11,9 +11,8 @@ from concurrent.futures import as_completed
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors import backends
-from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, BoundToProcess
 from envactors.actor.handle import ActorHandle, check_closable, method_name
 from envactors.actor.spawn import SpawnOptions, make_actor, spawn
 from envactors.actor.type_variables import Item, P, R, T_co

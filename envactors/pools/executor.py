@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from envactors import backends
-from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, BoundToProcess
 from envactors.actor.spawn import make_actor
 from envactors.actor.type_variables import P, R
 from envactors.backends.base import Backend

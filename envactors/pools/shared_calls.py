@@ -12,10 +12,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from envactors.actor.bound import BoundToProcess
 from envactors.actor.calls import Call
 from envactors.actor.change import ChangeLock
-from envactors.actor.future import ActorFuture, Outcome, Owner, ReadyOutcome
+from envactors.actor.future import ActorFuture, BoundToProcess, Outcome, Owner, ReadyOutcome
 from envactors.actor.handle import ActorHandle, close_all, pickle_call
 from envactors.actor.job import Job, ProcessExit, Renewal
 from envactors.actor.latch import Latch

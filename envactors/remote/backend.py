@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.backends.base import Backend, Traits, Use
 from envactors.backends.process import ProcessBackend
 from envactors.options import as_seconds, is_int

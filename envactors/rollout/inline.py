@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, LazyOutcome
+from envactors.actor.job import Activity
 from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorEnvError, VectorStepError
 from envactors.mailbox.slab import slice_of

@@ -20,11 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import ActorFuture, Outcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal, Uncompleted
+from envactors.actor.job import Activity, ErrorOf, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.timers import deadline_by_code
 from envactors.crashes.inputs import Inputs
 from envactors.errors import VectorEnvError

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.activity import Activity
 from envactors.actor.future import Outcome, ReadyOutcome
+from envactors.actor.job import Activity
 from envactors.errors import ActorError
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN
 from envactors.mailbox.slab import slice_of

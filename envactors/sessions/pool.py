@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Generic
 
 from envactors.actor.base import ActorBase
-from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
+from envactors.actor.future import BoundToProcess
 from envactors.actor.handle import close_all, send_request
 from envactors.actor.job import Renewal
 from envactors.actor.spawn import make_actor

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture
 from envactors.actor.inline import InlineActor
+from envactors.actor.job import Activity
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
 from envactors.mailbox.pickling import try_to_pickle

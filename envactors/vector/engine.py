@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.future import Outcome
+from envactors.actor.job import Activity
 from envactors.actor.spinning import SpinPolicy
 from envactors.errors import AlreadyPendingError, EnvActorsError, NothingPendingError, VectorTimeoutError
 from envactors.mailbox.control_page import FINISHED, spin_until_all

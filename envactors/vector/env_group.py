@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from envactors.actor import recording
-from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.calls import Call
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
+from envactors.actor.job import Activity, ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import packing

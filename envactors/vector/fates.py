@@ -56,8 +56,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from envactors.actor.activity import Activity
 from envactors.actor.future import Outcome
+from envactors.actor.job import Activity
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Failure
 from envactors.vector.options import AutoresetRules, OnFailure

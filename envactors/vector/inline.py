@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from envactors.actor.activity import Activity
 from envactors.actor.exits import most_failures
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
+from envactors.actor.job import Activity
 from envactors.actor.request_stack import InlineRequest
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage

@@ -12,10 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
-from envactors.actor.job import ErrorOf, Job, Uncompleted
+from envactors.actor.job import Activity, ErrorOf, Job, Uncompleted
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import packing

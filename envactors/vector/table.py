@@ -45,9 +45,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from envactors.actor.activity import Activity
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import Outcome
+from envactors.actor.job import Activity
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, NOT_POSTED, PAYLOAD, RESET, RING, SEED, STREAMED, Slab

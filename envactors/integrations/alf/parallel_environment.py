@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
 from envactors.errors import ActorError, VectorStepError

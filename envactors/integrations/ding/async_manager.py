@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.actor.states import ActorState
 from envactors.errors import NothingPendingError, SpaceMismatchError, VectorStepError, VectorTimeoutError
 from envactors.integrations.ding.adapter import RawTimestep

@@ -18,8 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from envactors.actor.bound import BoundToProcess
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
 from envactors.errors import (

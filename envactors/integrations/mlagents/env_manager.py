@@ -17,8 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
 from envactors import backends
-from envactors.actor.bound import BoundToProcess
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, BoundToProcess
 from envactors.actor.handle import ActorHandle, close_all
 from envactors.actor.states import ActorState
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code

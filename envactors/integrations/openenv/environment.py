@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_type_hints
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.errors import ActorClosedError
 from envactors.integrations.openenv.hosted import Description, HostedEnvironment, Result, describe_class, hosting
 from envactors.integrations.shared_pool import SharedPool

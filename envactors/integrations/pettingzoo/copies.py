@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pettingzoo import ParallelEnv
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.errors import VectorInputError
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.failures import or_first_failure

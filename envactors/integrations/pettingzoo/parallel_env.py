@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import batch_space
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError, VectorStepError
 from envactors.integrations.access import VectorAccess

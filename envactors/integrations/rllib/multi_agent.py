@@ -16,8 +16,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
-from envactors.actor.bound import BoundToProcess
-from envactors.actor.future import results_of
+from envactors.actor.future import BoundToProcess, results_of
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import or_first_failure

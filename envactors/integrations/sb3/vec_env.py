@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from envactors.actor.bound import BoundToProcess
-from envactors.actor.future import results_of
+from envactors.actor.future import BoundToProcess, results_of
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
 from envactors.errors import NothingPendingError, VectorStepError

@@ -16,7 +16,7 @@ import numpy as np
 from tianshou.env import BaseVectorEnv
 from tianshou.env.worker import EnvWorker
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import next_name
 from envactors.errors import SpaceMismatchError

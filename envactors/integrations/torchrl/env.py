@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from envactors.actor.bound import BoundToProcess
+from envactors.actor.future import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.access import VectorAccess

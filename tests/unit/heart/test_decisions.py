@@ -9,12 +9,11 @@ import pytest
 
 import envactors as ea
 from envactors.actor import exits
-from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.calls import Call
 from envactors.actor.exits import RestartTracker, restart_delay
 from envactors.actor.future import ReadyOutcome
-from envactors.actor.job import ProcessExit, Uncompleted
+from envactors.actor.job import Activity, ProcessExit, Uncompleted
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
 from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss, decide

@@ -7,10 +7,10 @@ import time
 import pytest
 
 import envactors as ea
-from envactors.actor.activity import Activity
 from envactors.actor.change import ChangeLock
+from envactors.actor.job import Activity
 from envactors.actor.request_stack import InlineRequest, RequestStack
-from envactors.actor.timers import DeadlineWatch, Judgment, Timers
+from envactors.actor.timers import DeadlineWatch, Timers
 
 
 class BrokenLoop:
@@ -41,16 +41,14 @@ class IdleLoop:
         pass
 
 
-@pytest.mark.parametrize(
-    ("limits", "first"), [({"slow": 0.0}, Judgment.SLOW), ({"step": 0.0, "slow": None}, Judgment.IN_TIME)]
-)
-def test_limits_of_zero_seconds_are_checked_again_after_a_pause(limits, first):
+@pytest.mark.parametrize(("limits", "is_slow"), [({"slow": 0.0}, True), ({"step": 0.0, "slow": None}, False)])
+def test_limits_of_zero_seconds_are_checked_again_after_a_pause(limits, is_slow):
     loop = IdleLoop()
     timers = Timers(lambda: loop, lambda event, *args: event(*args))
     watch = DeadlineWatch(ea.Deadlines(**limits), timers, print)
     now = time.monotonic()
     activity = Activity("call", 0, 1, now)
-    assert [watch.judge_and_reschedule(activity), watch.judge_and_reschedule(activity)] == [first, Judgment.IN_TIME]
+    assert [watch.is_slow(activity), watch.is_slow(activity)] == [is_slow, False]
     assert min(loop.times) >= now + 0.005
 
 
@@ -58,8 +56,8 @@ def test_a_slow_step_is_reported_once_although_its_start_is_an_estimate():
     timers = Timers(IdleLoop, lambda event, *args: event(*args))
     watch = DeadlineWatch(ea.Deadlines(slow=1.0), timers, print)
     now = time.monotonic()
-    judged = [watch.judge_and_reschedule(Activity("step", 0, 1, now - ago)) for ago in (3.0, 3.1, 2.9, 1.0, 1.1)]
-    assert judged == [Judgment.SLOW, Judgment.IN_TIME, Judgment.IN_TIME, Judgment.SLOW, Judgment.IN_TIME]
+    judged = [watch.is_slow(Activity("step", 0, 1, now - ago)) for ago in (3.0, 3.1, 2.9, 1.0, 1.1)]
+    assert judged == [True, False, False, True, False]
 
 
 class Request(InlineRequest):
@@ -87,4 +85,4 @@ def test_a_request_that_an_interrupt_has_left_behind_does_not_count_as_running()
 def test_a_step_that_began_when_the_machine_had_just_booted_is_reported(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 90.0)
     watch = DeadlineWatch(ea.Deadlines(slow=60.0), Timers(IdleLoop, lambda event, *args: event(*args)), print)
-    assert watch.judge_and_reschedule(Activity("step", 0, 1, 20.0)) is Judgment.SLOW
+    assert watch.is_slow(Activity("step", 0, 1, 20.0))
