@@ -10,7 +10,7 @@ The way of a call and of its reply:
 
 In the queue, a call waits until the worker is free. So a reply, a deadline, or an exit belongs to the one job that is
 running; an idle or starting process has none. A thread that waits for a result may borrow the channel and do the work
-of the loop (`loan`). When the process exits, `Actor.handle_exit` decides about the running job and about the next
+of the loop (`loan`). When the process exits, `Actor.finish_process` decides about the running job and about the next
 process.
 
 Begin to read with the events at the top of `actor`, then `job`, `job_queue`, and the table of phases in `actor`.

@@ -269,7 +269,7 @@ class Actor(ActorBase):
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue, and start what waited behind it; see `Tenant.withdraw`."""
         was_queued = self.jobs.withdraw(future, end) or self.tenant.withdraw(future, end)
-        self.jobs.start_waiting()  # and nothing of a shared queue, since a session may be ending its actor
+        self.jobs.dispatch_own()  # and nothing of a shared queue, since a session may be ending its actor
         return was_queued
 
     def kill(self, restart: bool) -> None:
@@ -474,7 +474,7 @@ class Actor(ActorBase):
         elif frame.kind == Kind.FAILED:
             process.failure = load_message(Failure, frame.payload)
             process.failed_at = time.monotonic()
-            self._end_after_reading(None, functools.partial(unpack_failure, process.failure))
+            self._end_after_reading(EndReason.FACTORY_RAISED, functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)
 
@@ -489,7 +489,7 @@ class Actor(ActorBase):
 
     # The end of a process --------------------------------------------------------------------------------
     #
-    # There are four ways to end one; the exit of the worker, or of its launch, then leads to `handle_exit`:
+    # There are four ways to end one; the exit of the worker, or of its launch, then leads to `finish_process`:
     #
     # end_now               kill it                                              ENDING
     # end_after_stacks      ask for its stacks, and kill it a moment later       STOPPING
@@ -519,13 +519,12 @@ class Actor(ActorBase):
         self._enter_stopping(EndReason.TIMEOUT)
         self._kill_later(_STACKS_GRACE)
 
-    def end_by_closing(self, call_id: int, reason: EndReason | None) -> None:
+    def end_by_closing(self, call_id: int, reason: EndReason) -> None:
         """Have the worker close its envs and exit, and kill it if that takes too long.
 
         Args:
             call_id: The call id of the request to close.
-            reason: Why the process ends; None if only a factory has failed. If the actor closes, its timer "close"
-                kills.
+            reason: Why the process ends. If the actor closes, its timer "close" kills.
         """
         self._enter_stopping(reason)
         if reason is not EndReason.CLOSE and self.config.deadlines.close is not None:
@@ -533,7 +532,7 @@ class Actor(ActorBase):
         self.process.close_id = call_id
         self.send(Kind.CLOSE, call_id, dumps(()))
 
-    def _end_after_reading(self, reason: EndReason | None, read_cause: Callable[[], BaseException | None]) -> None:
+    def _end_after_reading(self, reason: EndReason, read_cause: Callable[[], BaseException | None]) -> None:
         """Have the process close its envs once the exception of its factory or of an env was read.
 
         Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long, or if
@@ -542,20 +541,20 @@ class Actor(ActorBase):
         process = self.process
         self._enter_stopping(reason)
         self.timers.set("read", time.monotonic() + _READ_PATIENCE, process.kill)
-        self.runtime.callbacks.submit(lambda: self.run_as_change(self._on_cause_read, process, read_cause()))
+        self.runtime.callbacks.submit(lambda: self.run_as_change(self._on_cause_read, process, reason, read_cause()))
 
-    def _on_cause_read(self, process: ActorProcess, cause: BaseException | None) -> None:
+    def _on_cause_read(self, process: ActorProcess, reason: EndReason, cause: BaseException | None) -> None:
         """Have the process close its envs, or kill it, unless it has ended meanwhile."""
         process.cause = cause
         if process is not self.process or process.worker is None or self.phase is not Phase.STOPPING:
             return
         self.timers.cancel("read")
         if self.jobs.running is None or self.jobs.running.activity() is None:
-            self.end_by_closing(self.lock.next_call_id(), process.end_reason)
+            self.end_by_closing(self.lock.next_call_id(), reason)
         else:
             process.kill()
 
-    def _enter_stopping(self, reason: EndReason | None) -> None:
+    def _enter_stopping(self, reason: EndReason) -> None:
         """Send the process no more requests: it is about to end."""
         self.phase = Phase.STOPPING
         self.process.record_end_reason(reason)
@@ -579,19 +578,19 @@ class Actor(ActorBase):
             if has_not_served and is_crash(process.end_reason) and not self.is_closing:
                 self._start_process(process.incarnation)  # a launch; the crash of the standby is none of this actor
             else:
-                self.handle_exit()
+                self.finish_process()
 
-    def handle_exit(self) -> None:
+    def finish_process(self) -> None:
         """Handle the end of the process, or of a launch that has failed or was withdrawn.
 
         1. *End the start*: no timer, launch, or deadline of the process is left, and nothing starts any more (ENDING).
         2. *Collect*: the results that the worker has completed go to their envs. The other requests of the worker are
            lost.
         3. *Detach the jobs*: those that end with the process are dropped, and the rest of the running job is known.
-        4. *Decide*: the error of the exit needs that rest, and the plan needs the error. From here on,
+        4. *Decide*: the error of the exit needs that rest, and the decision needs the error. From here on,
            `last_exit_error` is the reason why episodes were lost.
         5. *Apply*: each unfinished request and job ends with the error, or waits for the next process.
-        6. *Continue*: the worker is gone, so another process may start. The plan is carried out.
+        6. *Continue*: the worker is gone, so another process may start. The decision is carried out.
         """
         process = self.process
         self.phase = Phase.ENDING
@@ -650,7 +649,7 @@ class Actor(ActorBase):
             self.jobs.dispatch()  # in LIVE only; otherwise a reply or the exit of the worker leads on
         elif self.process.is_launching:
             if (phase is not Phase.STARTING or self._needs_no_process) and self.starter.withdraw():
-                self.handle_exit()
+                self.finish_process()
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(self.errors.actor_closed)
         elif self._needs_no_process:
@@ -671,7 +670,7 @@ class Actor(ActorBase):
         process, delay = process_exit.process, process_exit.delay
         if process_exit.closes:
             # Unless the process ended by itself, the jobs that wait fail because of the close, whatever its reason was.
-            if process.end_reason is not None:
+            if process.end_reason not in (None, EndReason.FACTORY_RAISED):
                 process.end_reason = EndReason.CLOSE
             self.jobs.fail_all(functools.partial(self.errors.exit_during, process=process))
             self._close()
@@ -713,7 +712,7 @@ class Actor(ActorBase):
     def _close(self) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
         self.process.worker = None
-        self.jobs.drop_with_process()  # `handle_exit` has done so, unless a bug has ended it before that
+        self.jobs.drop_with_process()  # `finish_process` has done so, unless a bug has ended it before that
         self.jobs.fail_all(functools.partial(self.errors.not_run, reason=EndReason.CLOSE))
         self.timers.cancel("check", "start", "read", "kill", "backoff", "close")
         self.tenant = NO_TENANT  # frees the memory of the vector

@@ -63,10 +63,11 @@ class ActorProcess:
     corruption: str = ""
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
-    def record_end_reason(self, reason: EndReason | None) -> None:
-        """Record why the process ends. The first reason stays, but a kill replaces that of a renewal."""
+    def record_end_reason(self, reason: EndReason) -> None:
+        """Record why the process ends. The first reason stays; a kill replaces a renewal, and any a failed factory."""
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
-        if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
+        is_first = self.end_reason in (None, EndReason.FACTORY_RAISED)
+        if is_first or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
         self.counts &= is_counted(reason)
 

@@ -17,7 +17,7 @@ renewal, abort, interrupt        at once, not counted as a restart              
 its helper process was lost      at once, not counted as a restart                    runs again if it has retries, and
                                                                                       keeps all of them
 an env raised (``ENV_RAISED``)   counted as a restart, after the backoff              has got the exception
-crash, deadline                  counted as a restart, after the backoff              runs again if it has retries, and
+crash, failed start, deadline    counted as a restart, after the backoff              runs again if it has retries, and
                                                                                       uses up one of them; else fails
 ===============================  ===================================================  ==================================
 

@@ -133,14 +133,14 @@ class JobQueue:
 
     def dispatch(self) -> None:
         """Start the jobs that the worker can accept; if it is free then, start one of the shared queue."""
-        waits_for_permit = self.start_waiting()
+        waits_for_permit = self.dispatch_own()
         if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
             self.permits.release(self._actor)
         if self.shared_jobs is not None and self.shared_jobs.has_jobs:
             self._take_shared(self.shared_jobs)
 
-    def start_waiting(self) -> bool:
-        """Start the jobs that the worker can accept; return whether the next one waits for a permit."""
+    def dispatch_own(self) -> bool:
+        """Start the jobs of this queue that the worker can accept; return whether the next one waits for a permit."""
         actor = self._actor
         while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running

@@ -39,7 +39,7 @@ class StartingActor(WorkerEvents, Protocol):
     def end_after_stacks(self) -> None:
         """End the process, since it has passed its deadline."""
 
-    def handle_exit(self) -> None:
+    def finish_process(self) -> None:
         """Handle the end of the process, or of its launch."""
 
 
@@ -140,7 +140,7 @@ class ProcessStarter:
             if refusal is not None and process.end_reason is EndReason.TIMEOUT:
                 process.end_reason = None  # it did not fail because of its deadline, even if that has passed
             process.status = ExitStatus(refusal=refusal)
-            actor.handle_exit()
+            actor.finish_process()
         elif process.end_reason is None:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
             is_remote = actor.config.backend.traits.is_remote
@@ -162,7 +162,7 @@ class ProcessStarter:
         due = max(actor.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
         if due > time.monotonic():
             actor.timers.set("start", due, functools.partial(self._limit_start, seconds))
-        elif actor.process.end_reason is None:
+        elif actor.process.end_reason in (None, EndReason.FACTORY_RAISED):
             actor.end_after_stacks()
 
     # Its end ---------------------------------------------------------------------------------------------

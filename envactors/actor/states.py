@@ -89,15 +89,12 @@ LIVE = Phase.LIVE
 
 
 class EndReason(enum.Enum):
-    """Why a process ends.
-
-    None instead of a reason means that a process has ended by itself, or that only a factory has failed; before its
-    end, that nobody ends it.
-    """
+    """Why a process is ended. None instead of a reason means that nobody ends it: it runs, or has ended by itself."""
 
     TIMEOUT = enum.auto()  # a deadline passed
     ABORT = enum.auto()  # the user aborted a call, or killed the process with restart=True
     RENEW = enum.auto()  # the user asked for another process, or the recycle policy did
+    FACTORY_RAISED = enum.auto()  # a factory raised, so its start has failed
     ENV_RAISED = enum.auto()  # one of its envs raised, and on_failure replaces the process
     INTERRUPT = enum.auto()  # an exception interrupted a change of the parent's state
     HELPER_LOST = enum.auto()  # its helper process was lost, with which the kernel ends it
@@ -105,8 +102,8 @@ class EndReason(enum.Enum):
 
 
 def is_crash(reason: EndReason | None) -> bool:
-    """Return whether a process has crashed: it ended by itself (None), or missed a deadline."""
-    return reason in (None, EndReason.TIMEOUT)
+    """Return whether a process has crashed: it ended by itself (None), failed to start, or missed a deadline."""
+    return reason in (None, EndReason.FACTORY_RAISED, EndReason.TIMEOUT)
 
 
 def is_deliberate(reason: EndReason | None) -> bool:
