@@ -29,8 +29,7 @@ For users:
     spawn           Makes actors, for users and for pools and vectors
     handle          Handles, whose methods return futures
     future          The future of a call, and the outcome that a thread reads when it asks
-    states          States and statistics, phases, and the reasons why processes end
-    bound           Objects that cannot be pickled
+    states          States and statistics, and phases
 
 An actor with processes:
     base            The interface of all actors
@@ -38,8 +37,7 @@ An actor with processes:
     change          Its lock, and the rule about changes that an exception interrupts
     actor           One process after another: requests, frames, deadlines, exits
     starter         The start of a process: launches, and processes taken from standbys
-    actor_process   One process, and the facts about its exit
-    exits           Decisions after an exit, and the restart policy
+    actor_process   One process, why it ends, and whether another one follows
     tenant          The record of the envs in the process, for vectors
     loan            Lends the channel to a waiting thread
     timers          Its timers, and the watch over deadlines
@@ -49,7 +47,6 @@ Its jobs:
     job             The interface of jobs, and those that end a process
     calls           Calls, and replays of journals
     job_queue       Their order, from the queue to the worker and to their ends
-    activity        The method of the env that a worker runs now
     permits         How many actors may step at a time (``max_running``)
 
 An actor without a process:

@@ -16,7 +16,7 @@ Each event is one change under the lock; see `envactors.actor.change`. The threa
 worker, read their replies, and kill the worker. Only threads of this library start processes and handle their exits.
 
 The jobs of an actor are in `envactors.actor.job_queue`, the start of its processes is in `envactors.actor.starter`, and
-the decisions after an exit are in `envactors.actor.exits`.
+the decision whether another one follows is in `envactors.actor.actor_process`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envactors.actor.actor_process import START_CALL_ID, ActorProcess
+from envactors.actor.actor_process import START_CALL_ID, ActorProcess, EndReason, RestartTracker, is_crash
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import RestartTracker
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import Activity, Close, Job, ProcessExit, Renewal, Uncompleted
 from envactors.actor.job_queue import JobQueue
@@ -39,7 +38,7 @@ from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
 from envactors.actor.spinning import SpinPolicy
 from envactors.actor.starter import ProcessStarter
-from envactors.actor.states import LIVE, ActorState, ActorStats, EndReason, Phase, is_crash
+from envactors.actor.states import LIVE, ActorState, ActorStats, Phase
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import Worker

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from envactors.actor import recording
 from envactors.actor.actor import Actor
+from envactors.actor.actor_process import EndReason
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.actor.job import Activity, ErrorOf, Job, ProcessExit
-from envactors.actor.states import EndReason
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import messages
 from envactors.mailbox.control_page import METHOD_NAMES

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from envactors import errors
-from envactors.actor.actor_process import ActorProcess
+from envactors.actor.actor_process import ActorProcess, EndReason, RestartTracker, is_deliberate, most_failures
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import RestartTracker, most_failures
 from envactors.actor.future import LazyOutcome
 from envactors.actor.job import Activity
-from envactors.actor.states import EndReason, is_deliberate
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from envactors.actor import recording
-from envactors.actor.actor_process import ActorProcess
+from envactors.actor.actor_process import ActorProcess, EndReason
 from envactors.actor.base import ActorBase
 from envactors.actor.calls import Call
 from envactors.actor.config import ActorConfig
@@ -23,7 +23,7 @@ from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.job import Activity, Job
 from envactors.actor.log import ActorLog
 from envactors.actor.request_stack import InlineRequest, RequestStack, stack_of
-from envactors.actor.states import ActorState, ActorStats, EndReason
+from envactors.actor.states import ActorState, ActorStats
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from envactors.actor.actor_process import ActorProcess
+from envactors.actor.actor_process import ActorProcess, EndReason, blames_request, is_crash
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, Owner
-from envactors.actor.states import EndReason, Phase, blames_request, is_crash
+from envactors.actor.states import Phase
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
@@ -201,7 +201,7 @@ class ProcessExit(NamedTuple):
 
     @property
     def allows_retry(self) -> bool:
-        """Whether a call that was running may run again, if it has retries: the last column in `envactors.actor.exits`.
+        """Whether a call that was running may run again, if it has retries: see the table in `actor_process`.
 
         After a crash it may, unless the user has also killed or renewed the process, which then counts as no crash.
         """

@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from envactors.actor.actor_process import EndReason
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import Activity, Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
-from envactors.actor.states import LIVE, EndReason, Phase
+from envactors.actor.states import LIVE, Phase
 from envactors.mailbox.messages import Frame
 from envactors.threads import runs_library_code_only
 

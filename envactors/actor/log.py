@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from envactors.actor import recording
+from envactors.actor.actor_process import EndReason
 from envactors.actor.base import ActorBase
 from envactors.actor.evidence import evidence_of, order_stacks
 from envactors.actor.job import Activity, ProcessExit, Renewal
-from envactors.actor.states import EndReason
 from envactors.errors import ActorError, describe_bundle
 
 # Users also get these messages as errors and results, so the null handler keeps them off stderr by default.

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from envactors.actor.actor_process import START_CALL_ID, ActorProcess
+from envactors.actor.actor_process import START_CALL_ID, ActorProcess, EndReason
 from envactors.actor.config import ActorConfig
-from envactors.actor.states import EndReason
 from envactors.actor.tenant import Tenant
 from envactors.actor.timers import Timers
 from envactors.backends.base import ExitStatus, Use, Worker, WorkerEvents

@@ -1,4 +1,4 @@
-"""The states of an actor, the reasons why its process ends, and the counts that `ActorHandle.stats` returns."""
+"""The states and phases of an actor, and the counts that `ActorHandle.stats` returns."""
 
 from __future__ import annotations
 
@@ -86,36 +86,3 @@ class Phase(enum.Enum):
 
 # For code that runs once per call: before Python 3.12, looking up a member of an enum takes as long as a function call.
 LIVE = Phase.LIVE
-
-
-class EndReason(enum.Enum):
-    """Why a process is ended. None instead of a reason means that nobody ends it: it runs, or has ended by itself."""
-
-    TIMEOUT = enum.auto()  # a deadline passed
-    ABORT = enum.auto()  # the user aborted a call, or killed the process with restart=True
-    RENEW = enum.auto()  # the user asked for another process, or the recycle policy did
-    FACTORY_RAISED = enum.auto()  # a factory raised, so its start has failed
-    ENV_RAISED = enum.auto()  # one of its envs raised, and on_failure replaces the process
-    INTERRUPT = enum.auto()  # an exception interrupted a change of the parent's state
-    HELPER_LOST = enum.auto()  # its helper process was lost, with which the kernel ends it
-    CLOSE = enum.auto()  # the actor is being closed
-
-
-def is_crash(reason: EndReason | None) -> bool:
-    """Return whether a process has crashed: it ended by itself (None), failed to start, or missed a deadline."""
-    return reason in (None, EndReason.FACTORY_RAISED, EndReason.TIMEOUT)
-
-
-def is_deliberate(reason: EndReason | None) -> bool:
-    """Return whether this library has ended a process for another reason than a deadline."""
-    return not is_crash(reason) and reason is not EndReason.HELPER_LOST
-
-
-def is_counted(reason: EndReason | None) -> bool:
-    """Return whether the end of a process counts as a restart, if another one follows: see the table in `exits`."""
-    return is_crash(reason) or reason is EndReason.ENV_RAISED
-
-
-def blames_request(reason: EndReason | None) -> bool:
-    """Return whether the parent ended a process because of its current request, even if that had not begun."""
-    return reason in (EndReason.TIMEOUT, EndReason.ABORT)

@@ -17,11 +17,10 @@ import logging
 from collections.abc import Sequence
 
 from envactors.actor.actor import Actor
+from envactors.actor.actor_process import EndReason, is_crash, most_failures
 from envactors.actor.calls import ReplayJob
-from envactors.actor.exits import most_failures
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.job import Activity, ErrorOf, Job, ProcessExit
-from envactors.actor.states import EndReason, is_crash
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, copy_error, raised_by_user_code
 from envactors.mailbox.messages import Failure, Fault

@@ -56,9 +56,9 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from envactors.actor.actor_process import EndReason
 from envactors.actor.future import Outcome
 from envactors.actor.job import Activity
-from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Failure
 from envactors.vector.options import AutoresetRules, OnFailure
 

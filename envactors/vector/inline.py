@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from envactors.actor.exits import most_failures
+from envactors.actor.actor_process import most_failures
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor

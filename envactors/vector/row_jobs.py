@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from envactors.actor.actor import Actor
-from envactors.actor.actor_process import ActorProcess
+from envactors.actor.actor_process import ActorProcess, blames_request
 from envactors.actor.job import Activity, ErrorOf, Job, Uncompleted
-from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import packing
 from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage

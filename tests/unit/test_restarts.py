@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.actor.exits import restart_delay
+from envactors.actor.actor_process import restart_delay
 from envactors.testing import EchoEnv
 
 quick = settings(max_examples=examples(100))

@@ -12,13 +12,14 @@ from fakes import SOON, FakeBackend, call
 import envactors as ea
 from envactors.actor import actor as actor_module
 from envactors.actor import recording
+from envactors.actor.actor_process import EndReason
 from envactors.actor.calls import Call, ReplayJob
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import send_request
 from envactors.actor.permits import Permits
 from envactors.actor.recording import Recorder
-from envactors.actor.states import ActorState, EndReason, Phase
+from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
 from envactors.backends.local import LocalWorker
 from envactors.mailbox import packing

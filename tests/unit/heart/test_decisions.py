@@ -8,13 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 import envactors as ea
-from envactors.actor import exits
-from envactors.actor.actor_process import ActorProcess
+from envactors.actor import actor_process
+from envactors.actor.actor_process import ActorProcess, EndReason, RestartTracker, restart_delay
 from envactors.actor.calls import Call
-from envactors.actor.exits import RestartTracker, restart_delay
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.job import Activity, ProcessExit, Uncompleted
-from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
 from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS
@@ -121,7 +119,7 @@ def crashed(policy, *times, monkeypatch):
     """Return a tracker of crashes at these times."""
     tracker, process = RestartTracker(ea.RestartPolicy(**policy)), ActorProcess(0, has_started=True)
     for when in times:
-        monkeypatch.setattr(exits.time, "monotonic", lambda when=when: when)
+        monkeypatch.setattr(actor_process.time, "monotonic", lambda when=when: when)
         tracker.delay_after(process, ea.ActorDiedError(f"at {when}"), is_first=False)
     return tracker
 

@@ -14,8 +14,9 @@ from interrupting import interrupt
 import envactors as ea
 from envactors import runtime as runtimes
 from envactors.actor import inline
+from envactors.actor.actor_process import EndReason
 from envactors.actor.handle import ActorHandle, Lifeline, close_all
-from envactors.actor.states import EndReason, Phase
+from envactors.actor.states import Phase
 from envactors.vector import build
 from envactors.vector.table import EnvTable
 
