@@ -44,7 +44,7 @@ from envactors.options import RestartPolicy
 # The call id of the first message to a process; those of jobs begin with 1.
 START_CALL_ID = 0
 # How many failed starts or resets in a row are repeated without a backoff, which would start processes all the time.
-_MOST_WITHOUT_BACKOFF: Final = 10
+MOST_WITHOUT_BACKOFF: Final = 10
 
 
 class EndReason(enum.Enum):
@@ -155,14 +155,9 @@ class ActorProcess:
         self.stderr_tail = order_fatal_error(worker.stderr_tail)
 
 
-def most_failures(policy: RestartPolicy, *, waits: bool = True) -> float:
-    """Return how many failed starts or resets in a row may be repeated, besides the limits on restarts.
-
-    Args:
-        policy: The policy.
-        waits: Whether restarts wait for the backoff of the policy.
-    """
-    return math.inf if waits and 0 not in (policy.backoff, policy.backoff_max) else _MOST_WITHOUT_BACKOFF
+def most_failures(policy: RestartPolicy) -> float:
+    """Return how many failed starts or resets in a row may be repeated, besides the limits on restarts."""
+    return math.inf if 0 not in (policy.backoff, policy.backoff_max) else MOST_WITHOUT_BACKOFF
 
 
 def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, failed_starts: int = 0) -> float | None:

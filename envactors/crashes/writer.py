@@ -115,7 +115,7 @@ class CrashDirectory:
 
 
 class Request(Protocol):
-    """An `envactors.actor.activity.Activity`: the request that env code was running."""
+    """An `envactors.actor.job.Activity`: the request that env code was running."""
 
     @property
     def method(self) -> str: ...

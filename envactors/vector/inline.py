@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from envactors.actor.actor_process import most_failures
+from envactors.actor.actor_process import MOST_WITHOUT_BACKOFF
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
@@ -422,7 +422,7 @@ class InlineEngine(Engine):
         assert error is not None, "the request has failed"
         policy = actor.config.restart
         # In-process, the restart policy limits only how often a reset is repeated.
-        most = max(1, min(policy.max_restarts, most_failures(policy, waits=False)))
+        most = max(1, min(policy.max_restarts, MOST_WITHOUT_BACKOFF))
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
         has_result, failed_resets = self.episodes.has_result(index), self.episodes.failed_resets[index]
         ran_reset = loss.activity.method == "reset"
