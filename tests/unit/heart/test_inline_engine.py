@@ -552,6 +552,24 @@ class Unreset(Env):
         return super().step(action)
 
 
+class FaultyStart(Unreset):
+    """Raises the errors of `Faults` in its factory."""
+
+    def __init__(self):
+        super().__init__()
+        if Faults.in_factory:
+            raise Faults.in_factory.pop()
+
+
+def test_a_step_after_an_interrupted_replacement_runs_in_new_envs():
+    with make(FaultyStart, FaultyStart) as envs:
+        VectorAccess(envs).disable_reset_checks()
+        Faults.in_factory.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            envs.actors[0].renew()
+        assert step(envs, 1, 1) == ([1, 1], [False, False], [False, False])
+
+
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_steps_without_a_reset_begin_an_episode_if_only_envs_check_that(backend):
     with ea.VectorEnv([Unreset, Unreset], on_failure="renew", restart=ALWAYS, backend=backend) as envs:
