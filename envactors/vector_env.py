@@ -152,8 +152,8 @@ class VectorEnv(BoundToProcess):
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, envs.ids), inputs.one_each(options, len(envs.ids), "options")
         with self._statistics.waiting("reset"):
-            batch = engine.reset(envs, seeds, each, timeout, deadline)
-        return batch.obs, batch.infos
+            obs, _, _, _, infos = engine.reset(envs, seeds, each, timeout, deadline)
+        return obs, infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
         """Step envs in parallel and wait for all of them.
@@ -185,8 +185,7 @@ class VectorEnv(BoundToProcess):
     def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
         engine = self._engine
         engine.start_steps(envs, actions, streams=False)
-        _, obs, rewards, terminated, truncated, infos, _ = engine.wait_for_results(envs, timeout, deadline, "step")
-        return obs, rewards, terminated, truncated, infos
+        return engine.wait_for_results(envs, timeout, deadline, "step")
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""

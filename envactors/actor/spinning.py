@@ -19,14 +19,15 @@ class SpinPolicy:
 
     Attributes:
         enabled: Whether callers and workers may spin: the backend and the processor allow it.
+        caller_spins: Whether the caller spins for the result before it sleeps.
     """
 
-    __slots__ = ("_completed_at", "_started_at", "_was_quick", "enabled")
+    __slots__ = ("_completed_at", "_started_at", "caller_spins", "enabled")
 
     def __init__(self, may_spin: bool) -> None:
         self.enabled: bool = may_spin and STORES_IN_ORDER
         self._started_at = self._completed_at = 0.0
-        self._was_quick = False
+        self.caller_spins: bool = False
 
     def record_start(self, now: float) -> int:
         """Record the start of a request; return how the worker waits for the one after it."""
@@ -36,9 +37,4 @@ class SpinPolicy:
     def complete(self, now: float) -> None:
         """Record that the caller has the result."""
         self._completed_at = now
-        self._was_quick = now - self._started_at < _SHORT_WAIT
-
-    @property
-    def caller_spins(self) -> bool:
-        """Whether the caller spins for the result before it sleeps."""
-        return self.enabled and self._was_quick
+        self.caller_spins = self.enabled and now - self._started_at < _SHORT_WAIT

@@ -177,7 +177,7 @@ class VectorAccess:
     def step_as_given(self, actions: Sequence[Any], env_ids: list[int] | None = None) -> StepResults:
         """Step envs with actions as `start_as_given` takes them."""
         self.retry_interrupted(lambda: self.start_as_given(env_ids, actions, streams=False), env_ids)
-        return self.gather(env_ids, None, "step")[1:6]
+        return self.gather_results(env_ids, None, "step")
 
     def retry_interrupted(self, step: Callable[[], _T], env_ids: list[int] | None = None) -> _T:
         """Run or start a step of some envs, or of all for None, also if their last one was interrupted."""
@@ -219,7 +219,7 @@ class VectorAccess:
         self._envs._check_open()
         if not self._envs._engine.receivable():
             raise NothingPendingError("step_wait has nothing to wait for: start a step first")
-        return self.gather(None, timeout, "step_wait")[1:6]
+        return self.gather_results(None, timeout, "step_wait")
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
@@ -235,7 +235,12 @@ class VectorAccess:
         return [call_or_get(handle, name, args, kwargs) for handle in self._envs._handles]
 
     def gather(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> Batch:
-        """Wait for results and deliver them.
+        """Wait for results, and deliver them as `VectorEnv.recv` does; see `gather_results`."""
+        results = self.gather_results(env_ids, timeout, caller)
+        return self._envs._engine.as_batch(self._envs._select(env_ids), results)
+
+    def gather_results(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> StepResults:
+        """Wait for results, and deliver them as `VectorEnv.step` does.
 
         Args:
             env_ids: Ids of the envs; None for all.

@@ -186,7 +186,7 @@ class InlinePart:
         selection = engine.select(acting)
         try:
             engine.start_steps(selection, [actions[index] for index in acting], streams=True)
-            batch = engine.wait_for_results(selection, None, None, "rollout")
+            batch = engine.as_batch(selection, engine.wait_for_results(selection, None, None, "rollout"))
         except VectorStepError as error:
             return {**error.failures, **self._write_results(step, error.batch)}
         except Exception as error:  # an actor is closed

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture
@@ -22,7 +23,7 @@ from envactors.mailbox.pickling import try_to_pickle
 from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import Episodes
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults, step_error
 from envactors.vector.selection import Selection
 
 # The errors of envs, by env.
@@ -45,17 +46,19 @@ class Engine(abc.ABC):
         episodes: As above.
         all_envs: All envs.
         envs_per_process: For each worker, how many envs run one after another; in-process, one entry: all envs.
+        last_incarnations: The ``incarnation`` of the last result of each env.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
         batcher: Batches results.
     """
 
     envs_per_process: list[int]
+    last_incarnations: npt.NDArray[np.int64]
 
     def __init__(self, described: Description, episodes: Episodes, actors: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
-        all_envs = self.select([*range(len(actors))])
-        self.all_envs: Selection = all_envs._replace(array_index=slice(None), is_all=True)
+        self.all_envs: Selection = self.select([*range(len(actors))])
+        self.all_envs.array_index, self.all_envs.is_all = ..., True
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
@@ -161,7 +164,9 @@ class Engine(abc.ABC):
         """Start resets with converted options."""
 
     @abc.abstractmethod
-    def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+    def wait_for_results(
+        self, envs: Selection, timeout: float | None, deadline: float | None, caller: str
+    ) -> StepResults:
         """Wait for the results of envs and deliver them.
 
         Args:
@@ -195,7 +200,7 @@ class Engine(abc.ABC):
 
     def reset(
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
-    ) -> Batch:
+    ) -> StepResults:
         """Make envs idle, reset them, and deliver the results. For the arguments see these methods.
 
         A reset that is refused drops no results.
@@ -205,6 +210,10 @@ class Engine(abc.ABC):
         self.make_idle(envs, timeout, deadline)
         self._start_resets(envs, seeds, converted, ())
         return self.wait_for_results(envs, timeout, deadline, "reset")
+
+    def as_batch(self, envs: Selection, results: StepResults) -> Batch:
+        """Return results as `VectorEnv.recv` returns them, which were delivered last."""
+        return Batch(np.array(envs.ids, np.int64), *results, self.last_incarnations[envs.ids])
 
     def _describe_actor(self, index: int) -> str:
         """Return a description of the actor of an env, for errors."""

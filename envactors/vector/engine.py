@@ -8,14 +8,12 @@ else needs attention are delivered env by env (`RowEngine._deliver_each`).
 from __future__ import annotations
 
 import functools
-import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from envactors.actor.actor import Actor
 from envactors.actor.future import Outcome
 from envactors.actor.job import Activity
 from envactors.actor.spinning import SpinPolicy
@@ -30,16 +28,13 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Failures, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.requests import EnvRequest, RowResult
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
 from envactors.vector.row_reader import RowReader
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 # For errors: how users get the results of envs that have not finished.
 _RECV_LATER = "nothing is lost, and recv will return the results"
-
-# In C, since each request looks at all actors.
-_is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
 
 
 class _Found(NamedTuple):
@@ -77,11 +72,12 @@ class RowEngine(Engine):
         self.table = table
         self.reader = reader
         self.groups = groups
+        self.last_incarnations = np.asarray(table.last_rows.incarnations)
         self.envs_per_process: list[int] = [len(group.indices) for group in groups]
         self._lock = table.lock
-        # The type and the shape of an action, if it is a single array.
+        # The type and the shape of the actions of all envs, if these are a single array.
         array = table.slab.actions[0] if isinstance(table.slab.layout.action, ArraySpec) else None
-        self._action_format = None if array is None else (array.dtype, array.shape[1:])
+        self._action_format = None if array is None else (array.dtype, array.shape)
         self._spin = SpinPolicy(may_spin)
 
     def select(self, ids: list[int]) -> Selection:
@@ -157,11 +153,10 @@ class RowEngine(Engine):
             rows; or else the pickled action of each env.
         """
         spec = self.action_spec if check_actions else None
-        count = len(envs.ids)
-        is_batch = spec is not None and type(actions) is np.ndarray and actions.shape[:1] == (count,)
-        if is_batch and (actions.dtype, actions.shape[1:]) == self._action_format:
+        is_batch = spec is not None and envs.is_all and type(actions) is np.ndarray
+        if is_batch and (actions.dtype, actions.shape) == self._action_format:
             return [actions], []  # most steps end here: `split_batch` would take longer to find the same
-        values = split_batch(spec, actions, count, "actions")
+        values = split_batch(spec, actions, len(envs.ids), "actions")
         if spec is None or self.table.slab.layout.action is None:
             return [], self._convert_each(lambda value: bytes(dumps(value)), envs, values, "step")
         if isinstance(spec, ArraySpec):
@@ -186,21 +181,21 @@ class RowEngine(Engine):
             columns: For each leaf of the action spec, the values of these envs; empty if rows get no actions.
             streams: Whether they stream; see `Engine.start_steps`.
         """
+        table = self.table
         with self._lock, self._lock.change(*envs.actors):
+            are_on_fast_path = not requests and table.are_on_fast_path(envs)
             try:
                 self._check_idle(envs)
                 self.check_open(envs, method)
-                if method == "step":
+                if method == "step" and not are_on_fast_path:
                     self.episodes.check_steppable(envs.ids)
             except EnvActorsError as refusal:
                 raise self._lock.end_with(refusal)
-            table = self.table
             worker_wait = self._spin.record_start(time.monotonic())
             for leaf, column in enumerate(columns):
                 table.slab.actions[leaf][envs.array_index] = column
             if requests:
                 table.set_requests(requests)
-            are_on_fast_path = table.are_on_fast_path(envs)
             posted: list[int] = []
             queued: list[tuple[EnvGroup, list[int]]] = []
             for group, ids in envs.by_group:
@@ -222,18 +217,21 @@ class RowEngine(Engine):
                 group.queue_new(ids)
 
     def check_open(self, envs: Selection, method: str) -> None:
-        if closing := next(filter(_is_closing, envs.actors), None):
-            index = next(index for index in envs.ids if index in closing.config.indices)
-            raise closing.errors.actor_closed(Activity(method, index))
+        for actor in envs.actors:
+            if actor.is_closing:
+                index = next(index for index in envs.ids if index in actor.config.indices)
+                raise actor.errors.actor_closed(Activity(method, index))
 
     # Waiting ---------------------------------------------------------------------------------------------
 
-    def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+    def wait_for_results(
+        self, envs: Selection, timeout: float | None, deadline: float | None, caller: str
+    ) -> StepResults:
         self._spin_for(envs)
-        while (batch := self._try_to_deliver(envs, caller)) is None:
-            if not self.table.waiters.wait(lambda: self._count_missing(envs), deadline):
+        while (results := self._try_to_deliver(envs, caller)) is None:
+            if not self.table.waiters.wait(functools.partial(self._count_missing, envs), deadline):
                 self._raise_if_late(envs, timeout, caller)
-        return batch
+        return results
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         table = self.table
@@ -265,7 +263,9 @@ class RowEngine(Engine):
             self._collect(self.select([*failed]))  # some may be retried, or become truncated results
             return None
         succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
-        return self._try_to_deliver(self.select([*succeeded[:max_envs], *sorted(failed)]), "recv")
+        envs = self.select([*succeeded[:max_envs], *sorted(failed)])
+        results = self._try_to_deliver(envs, "recv")
+        return None if results is None else self.as_batch(envs, results)
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table = self.table
@@ -303,8 +303,8 @@ class RowEngine(Engine):
     def _spin_for(self, envs: Selection) -> None:
         """Spin for a short time until the workers of envs have finished, if the last request was that quick."""
         if self._spin.caller_spins:
-            pages = [page for actor in envs.actors if (page := actor.page) is not None]
-            spin_until_all([(page.counters, page.last_call) for page in pages], FINISHED)
+            pairs = [(page.counters, page.last_call) for actor in envs.actors if (page := actor.page) is not None]
+            spin_until_all(pairs, FINISHED)
 
     def _can_deliver_rows(self, envs: Selection) -> bool:
         """Return whether `_deliver_rows` can deliver the results of envs.
@@ -351,7 +351,7 @@ class RowEngine(Engine):
 
     # Delivering results ----------------------------------------------------------------------------------
 
-    def _try_to_deliver(self, envs: Selection, caller: str) -> Batch | None:
+    def _try_to_deliver(self, envs: Selection, caller: str) -> StepResults | None:
         """Deliver the results of envs if all of them are there.
 
         Returns:
@@ -363,14 +363,14 @@ class RowEngine(Engine):
         """
         with self._lock:
             version = self.table.version
-        batch = self._deliver_rows(envs, version) if self._can_deliver_rows(envs) else None
-        if batch is None and not self._count_missing(envs):
-            batch = self._deliver_each(envs, caller)
-        if batch is not None:
+        results = self._deliver_rows(envs, version) if self._can_deliver_rows(envs) else None
+        if results is None and not self._count_missing(envs):
+            results = self._deliver_each(envs, caller)
+        if results is not None:
             self._spin.complete(time.monotonic())
-        return batch
+        return results
 
-    def _deliver_rows(self, envs: Selection, version: int) -> Batch | None:
+    def _deliver_rows(self, envs: Selection, version: int) -> StepResults | None:
         """Copy the results of envs out of their rows without the lock; then record them, and make the envs idle.
 
         Args:
@@ -387,17 +387,17 @@ class RowEngine(Engine):
             contents, error = try_to_read(lambda: reader.read_contents(envs.ids), lambda: version == table.version)
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is
-        batch = reader.read_batch(envs, contents)
+        results = _, _, terminated, truncated, _ = reader.read_results(envs, contents)
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            table.deliver_rows(envs, batch.terminated, batch.truncated, have_contents=contents is not None)
+            table.deliver_rows(envs, terminated, truncated, have_contents=contents is not None)
             for group, ids in envs.by_group:
                 group.actor.jobs.record_completed(len(ids))
             if table.journals.saves_due:
                 for group, _ in envs.by_group:
                     group.queue_saves()
-        return batch
+        return results
 
     def _collect(self, envs: Selection) -> None:
         """Record all complete rows of the actors that these envs belong to."""
@@ -405,7 +405,7 @@ class RowEngine(Engine):
             for group, _ in envs.by_group:
                 group.collect_completed()
 
-    def _deliver_each(self, envs: Selection, caller: str) -> Batch | None:
+    def _deliver_each(self, envs: Selection, caller: str) -> StepResults | None:
         """Deliver the outcomes of envs one by one. For the results and the errors see `_try_to_deliver`.
 
         The caller has to look again if an env is queued or posted, since its request runs again, or if another thread
@@ -430,7 +430,7 @@ class RowEngine(Engine):
             if unreadable and self.episodes.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(envs.ids, is_all=envs.is_all)
-        return self._batch(envs, steps, errors | unreadable, caller)
+        return self._batch(envs, steps, errors | unreadable, caller)[1:6]
 
     def _find_results(self, ids: list[int]) -> dict[int, _Found]:
         table = self.table

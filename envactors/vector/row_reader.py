@@ -15,7 +15,7 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.slab import BUFFER, TRUNCATED
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.requests import RowResult
-from envactors.vector.results import Batch, EnvStep, failure_info
+from envactors.vector.results import EnvStep, StepResults, failure_info
 from envactors.vector.selection import Selection
 from envactors.vector.table import EnvTable
 
@@ -73,25 +73,22 @@ class RowReader:
             raise ValueError("a row has no objects")
         return contents
 
-    def read_batch(self, envs: Selection, contents: Sequence[Decoded] | None) -> Batch:
+    def read_results(self, envs: Selection, contents: Sequence[Decoded] | None) -> StepResults:
         """Copy the results in the complete rows of envs.
 
         Args:
             envs: The envs.
             contents: The content of each row; None if all are empty.
         """
-        rows, at = self._rows, envs.array_index
-        buffers, posted_incarnations = rows.ops.translate(_BUFFER_OF_OP), rows.posted_incarnation_array
+        buffers = self._rows.ops.translate(_BUFFER_OF_OP)
         # All results are in the same buffer, so this copies its columns, which is faster than to index them.
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
-            ids, incarnations = self._all_ids.copy(), posted_incarnations.copy()
             rewards, terminated, truncated, *leaves = self._separate[buffers[0]]
             rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
             if self.copies:
                 leaves = [leaf if leaf is None else leaf.copy() for leaf in leaves]
         else:
-            ids, incarnations = self._all_ids[at].copy(), posted_incarnations[at].copy()
-            cells = ids + self._second_buffer_offset * np.frombuffer(buffers, np.bool_)[at]
+            cells = (self._all_ids + self._second_buffer_offset * np.frombuffer(buffers, np.bool_))[envs.array_index]
             rewards, terminated, truncated, *leaves = [each if each is None else each[cells] for each in self._joined]
         # The parts that have no column are in the contents.
         if self._layout.reward is None:
@@ -103,7 +100,7 @@ class RowReader:
             objects = zip(*(content[1] for content in contents or ()), strict=True)
             filled = (list(next(objects, ())) if leaf is None else leaf for leaf in leaves)
             obs = unflatten(self._layout.observation, filled)
-        return Batch(ids, obs, rewards, terminated, truncated, infos, incarnations)
+        return obs, rewards, terminated, truncated, infos
 
     # Single results --------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
 from envactors.mailbox.slab import NO_AUTORESET, STREAMED, Slab, slice_of
@@ -51,7 +50,7 @@ class Rows:
         seeds: The seed of an operation with `SEED` or `PAYLOAD`; None if it has none.
         posted_ids: The call id of the post, or of a later rollout. ``slab.posted_ids`` has the same numbers for the
             workers, which cannot overwrite this copy.
-        posted_incarnations, posted_incarnation_array: The process that the env was posted to, int64.
+        posted_incarnations: The process that the env was posted to.
 
         The results that have come back:
 
@@ -71,9 +70,8 @@ class Rows:
         self.infos = infos
         self.ops: bytearray = bytearray(count)
         self.seeds: list[int | None] = [None] * count
-        self.posted_incarnation_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._posted_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
-        self.posted_incarnations: memoryview[int] = self.posted_incarnation_array.data
+        self.posted_incarnations: memoryview[int] = np.zeros(count, np.int64).data
         self.posted_ids: memoryview[int] = self._posted_id_array.data
         self.incarnations: memoryview[int] = self._incarnation_array.data
         self.written_ids: memoryview[int] = slab.written_ids.data
@@ -146,5 +144,5 @@ class Rows:
     def begin_rollout(self, envs: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
         mine = slice_of(envs)
-        self.posted_incarnation_array[mine] = self._incarnation_array[mine]
+        self.posted_incarnations[mine] = self.incarnations[mine]
         self._posted_id_array[mine] = self.slab.written_ids[mine] = self.slab.posted_ids[mine] = call_id

@@ -117,7 +117,7 @@ class Rotation:
         self._start(actions, due, env_ids)
         # All checks have passed, so the places can change.
         self.env_ids, self._ended, self._queue = env_ids, [], self._queue[len(ended) :]
-        return self._access.gather(env_ids, None, "step")[1:6]
+        return self._access.gather_results(env_ids, None, "step")
 
     def _start(self, actions: Any, places: list[int], env_ids: list[int]) -> None:
         values = split_batch(self._envs.action_spec, actions, len(env_ids), "actions")

@@ -310,7 +310,7 @@ class ActorVectorEnv(BoundToProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
         env_ids = list(range(self.num_envs))
         return (
             lambda: access.start_unchecked_steps(env_ids, each),
-            lambda timeout: access.gather(env_ids, timeout, "step")[1:6],
+            lambda timeout: access.gather_results(env_ids, timeout, "step"),
         )
 
     def step_wait(self, timeout: float | None = None) -> _Steps:

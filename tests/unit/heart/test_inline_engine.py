@@ -233,7 +233,7 @@ def test_an_interrupt_while_results_are_copied_leaves_them_to_the_next_attempt()
         envs.reset(seed=0)
         for number in itertools.count():
             envs.send([1, 1])
-            if interrupt(envs.recv, number, only={"read_batch", "_read_column"}) is None:
+            if interrupt(envs.recv, number, only={"read_results", "_read_column"}) is None:
                 break
             assert envs.recv().env_ids.tolist() == [0, 1]
         assert number > 5
