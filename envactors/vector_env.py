@@ -183,9 +183,8 @@ class VectorEnv(BoundToProcess):
         return self._step(envs, actions, timeout, deadline)
 
     def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
-        engine = self._engine
-        engine.start_steps(envs, actions, streams=False)
-        return engine.wait_for_results(envs, timeout, deadline, "step")
+        self._engine.start_steps(envs, actions, streams=False)
+        return self._engine.wait_for_results(envs, timeout, deadline, "step")
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""

@@ -236,8 +236,7 @@ class VectorAccess:
 
     def gather(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> Batch:
         """Wait for results, and deliver them as `VectorEnv.recv` does; see `gather_results`."""
-        results = self.gather_results(env_ids, timeout, caller)
-        return self._envs._engine.as_batch(self._envs._select(env_ids), results)
+        return self._envs._engine.as_batch(self._envs._select(env_ids), self.gather_results(env_ids, timeout, caller))
 
     def gather_results(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> StepResults:
         """Wait for results, and deliver them as `VectorEnv.step` does.

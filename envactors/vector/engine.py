@@ -264,8 +264,7 @@ class RowEngine(Engine):
             return None
         succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
         envs = self.select([*succeeded[:max_envs], *sorted(failed)])
-        results = self._try_to_deliver(envs, "recv")
-        return None if results is None else self.as_batch(envs, results)
+        return (results := self._try_to_deliver(envs, "recv")) and self.as_batch(envs, results)
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table = self.table

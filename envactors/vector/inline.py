@@ -467,7 +467,7 @@ class InlineEngine(Engine):
             # The results are dropped once they are copied: an interrupt leaves them to the next attempt.
             if not failures and not self.batcher.infers_spec:
                 results = self._last.read_results(envs, infos)
-                self._drop(envs.ids)
+                pending.clear() if envs.is_all else self._drop(envs.ids)
                 return results
             steps = list(map(self._last.read, ids, infos))
             self._drop(envs.ids)

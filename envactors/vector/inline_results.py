@@ -102,8 +102,7 @@ class InlineLastResults:
         at = envs.array_index
         obs = _read_column(self._observations, at, envs.ids, self._observation_spec)
         rewards = _read_column(self._rewards, at, envs.ids, self._reward_spec)
-        terminated, truncated = self._terminated[at].copy(), self._truncated[at].copy()
-        return obs, rewards, terminated, truncated, infos
+        return obs, rewards, self._terminated[at].copy(), self._truncated[at].copy(), infos
 
     def read_observations(self, envs: range, spec: Spec) -> Any:
         """Return the observations of consecutive envs as a batch, given their spec, which may be known by now."""

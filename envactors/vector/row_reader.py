@@ -46,8 +46,6 @@ class RowReader:
         self._slab = table.slab
         self._layout = table.slab.layout
         self._reward_spec: Spec = description.reward
-        self._all_ids = np.arange(self._layout.envs)
-        self._second_buffer_offset = np.array([self._layout.envs])
         # The columns of each buffer; and those of both, joined to one array each, whose second half is the second
         # buffer. One index into such an array takes a tenth of the time of two into one of the slab. Objects have None
         # for that.
@@ -55,6 +53,8 @@ class RowReader:
         columns: list[Any] = [slab.rewards, slab.terminated, slab.truncated, *slab.observations]
         self._separate: list[list[Any]] = [[each if each is None else each[i] for each in columns] for i in (0, 1)]
         self._joined: list[Any] = [each if each is None else each.reshape(2 * n, *each.shape[2:]) for each in columns]
+        # Where the joined columns have the first and the second buffer of each env.
+        self._first, self._second = np.arange(2 * n).reshape(2, n)
         # Whether observations are single arrays.
         self._are_arrays = isinstance(self._layout.observation, ArraySpec) and slab.observations[0] is not None
 
@@ -88,7 +88,7 @@ class RowReader:
             if self.copies:
                 leaves = [leaf if leaf is None else leaf.copy() for leaf in leaves]
         else:
-            cells = (self._all_ids + self._second_buffer_offset * np.frombuffer(buffers, np.bool_))[envs.array_index]
+            cells = np.where(np.frombuffer(buffers, np.bool_), self._second, self._first)[envs.array_index]
             rewards, terminated, truncated, *leaves = [each if each is None else each[cells] for each in self._joined]
         # The parts that have no column are in the contents.
         if self._layout.reward is None:
