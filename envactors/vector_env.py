@@ -152,7 +152,7 @@ class VectorEnv(BoundToProcess):
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, envs.ids), inputs.one_each(options, len(envs.ids), "options")
         with self._statistics.waiting("reset"):
-            obs, _, _, _, infos = engine.reset(envs, seeds, each, timeout, deadline)
+            obs, _, _, _, infos, _ = engine.reset(envs, seeds, each, timeout, deadline)
         return obs, infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
@@ -184,7 +184,7 @@ class VectorEnv(BoundToProcess):
 
     def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
         self._engine.start_steps(envs, actions, streams=False)
-        return self._engine.wait_for_results(envs, timeout, deadline, "step")
+        return self._engine.wait_for_results(envs, timeout, deadline, "step")[:5]
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""

@@ -24,7 +24,7 @@ from envactors.mailbox.specs import ArraySpec
 from envactors.options import deadline_after
 from envactors.vector.inputs import seeds_for
 from envactors.vector.options import Autoreset
-from envactors.vector.results import Batch, StepResults
+from envactors.vector.results import Batch, Delivered, StepResults, batch_of
 from envactors.vector_env import EnvFuture, VectorEnv
 
 _T = TypeVar("_T")
@@ -235,11 +235,15 @@ class VectorAccess:
         return [call_or_get(handle, name, args, kwargs) for handle in self._envs._handles]
 
     def gather(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> Batch:
-        """Wait for results, and deliver them as `VectorEnv.recv` does; see `gather_results`."""
-        return self._envs._engine.as_batch(self._envs._select(env_ids), self.gather_results(env_ids, timeout, caller))
+        """Wait for results, and deliver them as `VectorEnv.recv` does; see `_gather`."""
+        return batch_of(self._envs._select(env_ids).ids, self._gather(env_ids, timeout, caller))
 
     def gather_results(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> StepResults:
-        """Wait for results, and deliver them as `VectorEnv.step` does.
+        """Wait for results, and deliver them as `VectorEnv.step` does; see `_gather`."""
+        return self._gather(env_ids, timeout, caller)[:5]
+
+    def _gather(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> Delivered:
+        """Wait for results, and deliver them.
 
         Args:
             env_ids: Ids of the envs; None for all.

@@ -22,7 +22,7 @@ from envactors.rollout.policy import ActorPolicy, actions_at, write_output
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.vector.inline import InlineEngine
-from envactors.vector.results import Batch, failure_in
+from envactors.vector.results import Batch, batch_of, failure_in
 
 
 class InlineRolloutEngine(RolloutEngine):
@@ -186,7 +186,7 @@ class InlinePart:
         selection = engine.select(acting)
         try:
             engine.start_steps(selection, [actions[index] for index in acting], streams=True)
-            batch = engine.as_batch(selection, engine.wait_for_results(selection, None, None, "rollout"))
+            batch = batch_of(acting, engine.wait_for_results(selection, None, None, "rollout"))
         except VectorStepError as error:
             return {**error.failures, **self._write_results(step, error.batch)}
         except Exception as error:  # an actor is closed

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture
@@ -23,7 +22,7 @@ from envactors.mailbox.pickling import try_to_pickle
 from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import Episodes
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults, step_error
+from envactors.vector.results import Batch, Delivered, EnvSnapshot, EnvStep, step_error
 from envactors.vector.selection import Selection
 
 # The errors of envs, by env.
@@ -46,14 +45,12 @@ class Engine(abc.ABC):
         episodes: As above.
         all_envs: All envs.
         envs_per_process: For each worker, how many envs run one after another; in-process, one entry: all envs.
-        last_incarnations: The ``incarnation`` of the last result of each env.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
         batcher: Batches results.
     """
 
     envs_per_process: list[int]
-    last_incarnations: npt.NDArray[np.int64]
 
     def __init__(self, described: Description, episodes: Episodes, actors: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
@@ -166,7 +163,7 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def wait_for_results(
         self, envs: Selection, timeout: float | None, deadline: float | None, caller: str
-    ) -> StepResults:
+    ) -> Delivered:
         """Wait for the results of envs and deliver them.
 
         Args:
@@ -200,7 +197,7 @@ class Engine(abc.ABC):
 
     def reset(
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
-    ) -> StepResults:
+    ) -> Delivered:
         """Make envs idle, reset them, and deliver the results. For the arguments see these methods.
 
         A reset that is refused drops no results.
@@ -210,10 +207,6 @@ class Engine(abc.ABC):
         self.make_idle(envs, timeout, deadline)
         self._start_resets(envs, seeds, converted, ())
         return self.wait_for_results(envs, timeout, deadline, "reset")
-
-    def as_batch(self, envs: Selection, results: StepResults) -> Batch:
-        """Return results as `VectorEnv.recv` returns them, which were delivered last."""
-        return Batch(np.array(envs.ids, np.int64), *results, self.last_incarnations[envs.ids])
 
     def _describe_actor(self, index: int) -> str:
         """Return a description of the actor of an env, for errors."""

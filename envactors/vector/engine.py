@@ -28,7 +28,7 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Failures, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.requests import EnvRequest, RowResult
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
+from envactors.vector.results import Batch, Delivered, EnvSnapshot, EnvStep, batch_of
 from envactors.vector.row_reader import RowReader
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
@@ -72,7 +72,6 @@ class RowEngine(Engine):
         self.table = table
         self.reader = reader
         self.groups = groups
-        self.last_incarnations = np.asarray(table.last_rows.incarnations)
         self.envs_per_process: list[int] = [len(group.indices) for group in groups]
         self._lock = table.lock
         # The type and the shape of the actions of all envs, if these are a single array.
@@ -226,7 +225,7 @@ class RowEngine(Engine):
 
     def wait_for_results(
         self, envs: Selection, timeout: float | None, deadline: float | None, caller: str
-    ) -> StepResults:
+    ) -> Delivered:
         self._spin_for(envs)
         while (results := self._try_to_deliver(envs, caller)) is None:
             if not self.table.waiters.wait(functools.partial(self._count_missing, envs), deadline):
@@ -264,7 +263,8 @@ class RowEngine(Engine):
             return None
         succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
         envs = self.select([*succeeded[:max_envs], *sorted(failed)])
-        return (results := self._try_to_deliver(envs, "recv")) and self.as_batch(envs, results)
+        results = self._try_to_deliver(envs, "recv")
+        return None if results is None else batch_of(envs.ids, results)
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table = self.table
@@ -350,7 +350,7 @@ class RowEngine(Engine):
 
     # Delivering results ----------------------------------------------------------------------------------
 
-    def _try_to_deliver(self, envs: Selection, caller: str) -> StepResults | None:
+    def _try_to_deliver(self, envs: Selection, caller: str) -> Delivered | None:
         """Deliver the results of envs if all of them are there.
 
         Returns:
@@ -369,7 +369,7 @@ class RowEngine(Engine):
             self._spin.complete(time.monotonic())
         return results
 
-    def _deliver_rows(self, envs: Selection, version: int) -> StepResults | None:
+    def _deliver_rows(self, envs: Selection, version: int) -> Delivered | None:
         """Copy the results of envs out of their rows without the lock; then record them, and make the envs idle.
 
         Args:
@@ -386,7 +386,7 @@ class RowEngine(Engine):
             contents, error = try_to_read(lambda: reader.read_contents(envs.ids), lambda: version == table.version)
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is
-        results = _, _, terminated, truncated, _ = reader.read_results(envs, contents)
+        results = _, _, terminated, truncated, *_ = reader.read_results(envs, contents)
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
@@ -404,7 +404,7 @@ class RowEngine(Engine):
             for group, _ in envs.by_group:
                 group.collect_completed()
 
-    def _deliver_each(self, envs: Selection, caller: str) -> StepResults | None:
+    def _deliver_each(self, envs: Selection, caller: str) -> Delivered | None:
         """Deliver the outcomes of envs one by one. For the results and the errors see `_try_to_deliver`.
 
         The caller has to look again if an env is queued or posted, since its request runs again, or if another thread
@@ -429,7 +429,7 @@ class RowEngine(Engine):
             if unreadable and self.episodes.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(envs.ids, is_all=envs.is_all)
-        return self._batch(envs, steps, errors | unreadable, caller)[1:6]
+        return self._batch(envs, steps, errors | unreadable, caller)[1:]
 
     def _find_results(self, ids: list[int]) -> dict[int, _Found]:
         table = self.table

@@ -29,7 +29,7 @@ from envactors.vector.episodes import CLEARED_BY_STEPS, EPISODE_LOST, Episodes
 from envactors.vector.fates import EnvFate, Progress, RequestFacts, RequestLoss, decide
 from envactors.vector.inline_results import InlineLastResults
 from envactors.vector.options import VectorSettings
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults, failure_info
+from envactors.vector.results import Batch, Delivered, EnvSnapshot, EnvStep, batch_of, failure_info
 from envactors.vector.selection import Selection
 from envactors.vector.timing import StepTimes, timed
 from envactors.worker.context import ActorContext
@@ -88,7 +88,6 @@ class InlineEngine(Engine):
         super().__init__(described, Episodes(count, settings), actor_by_env)
         self.envs_per_process: list[int] = [count]
         self._last = InlineLastResults(described, count, keeps_infos=settings.on_failure != "raise")
-        self.last_incarnations = self._last.incarnations
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
@@ -453,7 +452,7 @@ class InlineEngine(Engine):
 
     def wait_for_results(
         self, envs: Selection, timeout: float | None, deadline: float | None, caller: str
-    ) -> StepResults:
+    ) -> Delivered:
         del timeout, deadline
         with self._lock:  # so that no other thread takes the same results, or steps the envs while they are copied
             pending, errors = self._pending_infos, self._pending_errors
@@ -471,7 +470,7 @@ class InlineEngine(Engine):
                 return results
             steps = list(map(self._last.read, ids, infos))
             self._drop(envs.ids)
-            return self._batch(envs, steps, failures, caller)[1:6]
+            return self._batch(envs, steps, failures, caller)[1:]
 
     def _drop(self, ids: list[int]) -> None:
         """Forget the results and errors of envs."""
@@ -485,7 +484,7 @@ class InlineEngine(Engine):
         failed = [index for index in ready if index in self._pending_errors]
         succeeded = [index for index in ready if index not in self._pending_errors]
         envs = self.select(succeeded[:max_envs] + failed)
-        return self.as_batch(envs, self.wait_for_results(envs, None, deadline, "recv"))
+        return batch_of(envs.ids, self.wait_for_results(envs, None, deadline, "recv"))
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline

@@ -17,7 +17,7 @@ from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, stack, zeros
-from envactors.vector.results import EnvStep, StepResults
+from envactors.vector.results import Delivered, EnvStep
 from envactors.vector.selection import Selection
 
 
@@ -42,7 +42,7 @@ class InlineLastResults:
         self._rewards = _column_of(self._reward_spec, count)
         self._has_lists = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
         self._terminated, self._truncated = np.zeros((2, count), np.bool_)
-        self.incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._terminated_memory, self._truncated_memory = self._terminated.data, self._truncated.data
         self._infos: list[Any] = [{}] * count if keeps_infos else []
 
@@ -74,7 +74,7 @@ class InlineLastResults:
 
     def set_incarnation(self, index: int, incarnation: int) -> None:
         """Record the incarnation that has returned the last result of an env, and returns the next ones."""
-        self.incarnations[index] = incarnation
+        self._incarnations[index] = incarnation
 
     def truncate(self, index: int, incarnation: int, *, is_first: bool) -> None:
         """Make the last result, which is that of a reset if ``is_first``, the answer to a failed step.
@@ -95,14 +95,15 @@ class InlineLastResults:
         obs, reward = copy_value((self._observations[index], self._rewards[index]))
         reward = float(reward) if isinstance(reward, float) else reward
         terminated, truncated = bool(self._terminated[index]), bool(self._truncated[index])
-        return EnvStep(index, obs, reward, terminated, truncated, info, int(self.incarnations[index]))
+        return EnvStep(index, obs, reward, terminated, truncated, info, int(self._incarnations[index]))
 
-    def read_results(self, envs: Selection, infos: list[Any]) -> StepResults:
+    def read_results(self, envs: Selection, infos: list[Any]) -> Delivered:
         """Return the results of envs as users get them, with their infos."""
         at = envs.array_index
         obs = _read_column(self._observations, at, envs.ids, self._observation_spec)
         rewards = _read_column(self._rewards, at, envs.ids, self._reward_spec)
-        return obs, rewards, self._terminated[at].copy(), self._truncated[at].copy(), infos
+        flags = self._terminated[at].copy(), self._truncated[at].copy()
+        return obs, rewards, *flags, infos, self._incarnations[at].copy()
 
     def read_observations(self, envs: range, spec: Spec) -> Any:
         """Return the observations of consecutive envs as a batch, given their spec, which may be known by now."""

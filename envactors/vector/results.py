@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -65,6 +65,20 @@ class Batch(NamedTuple):
 StepResults: TypeAlias = tuple[
     Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], list[dict[str, Any]]
 ]
+# A `Batch` without its ids: what `VectorEnv.step` returns, and the incarnations.
+Delivered: TypeAlias = tuple[
+    Any,
+    npt.NDArray[np.float64],
+    npt.NDArray[np.bool_],
+    npt.NDArray[np.bool_],
+    list[dict[str, Any]],
+    npt.NDArray[np.int64],
+]
+
+
+def batch_of(ids: Sequence[int], delivered: Delivered) -> Batch:
+    """Return the results of envs with their ids."""
+    return Batch(np.array(ids, np.int64), *delivered)
 
 
 def as_dict(info: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.slab import BUFFER, TRUNCATED
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.requests import RowResult
-from envactors.vector.results import EnvStep, StepResults, failure_info
+from envactors.vector.results import Delivered, EnvStep, failure_info
 from envactors.vector.selection import Selection
 from envactors.vector.table import EnvTable
 
@@ -73,7 +73,7 @@ class RowReader:
             raise ValueError("a row has no objects")
         return contents
 
-    def read_results(self, envs: Selection, contents: Sequence[Decoded] | None) -> StepResults:
+    def read_results(self, envs: Selection, contents: Sequence[Decoded] | None) -> Delivered:
         """Copy the results in the complete rows of envs.
 
         Args:
@@ -100,7 +100,8 @@ class RowReader:
             objects = zip(*(content[1] for content in contents or ()), strict=True)
             filled = (list(next(objects, ())) if leaf is None else leaf for leaf in leaves)
             obs = unflatten(self._layout.observation, filled)
-        return obs, rewards, terminated, truncated, infos
+        incarnations = np.array(self._rows.posted_incarnations)[envs.array_index]
+        return obs, rewards, terminated, truncated, infos, incarnations
 
     # Single results --------------------------------------------------------------------------------------
 
