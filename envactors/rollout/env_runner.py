@@ -1,14 +1,14 @@
 """The envs of a worker in a rollout: run their steps, and write the results to the trajectory.
 
-`EnvRunner.run` is the loop over steps. In each of them it calls back its `PolicyRunner`, which reads the policy's
-input with `EnvRunner.observations` and writes the actions with `EnvRunner.write_output`. Then the envs are stepped.
+`EnvRunner.run` is the loop over steps, a generator. Before each step it yields the input of the policy, and its
+`PolicyRunner` writes the policy's output with `EnvRunner.write_output`. Then the envs are stepped.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,6 @@ class EnvRunner:
 
     Attributes:
         trajectory: As above.
-        steps_chosen: `Trajectory.steps_chosen`.
-        starts: Whether each observation is the first of its episode, by step; read-only.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, indices: range) -> None:
@@ -53,15 +51,16 @@ class EnvRunner:
         self._flatten = flattener(layout.observation)
         # Leaves of each env's last observation that have no array in the trajectory.
         self._objects: list[list[Any]] = [[] for _ in indices]
-        # A memoryview reads or writes one number in a third of the time of an array.
-        self._steps_complete = trajectory.steps_complete.data
-        self.steps_chosen: memoryview[int] = trajectory.steps_chosen.data
+        # `Trajectory.steps_complete` and `steps_chosen`. A memoryview reads or writes one number in a third of the time
+        # of an array.
+        self._counts: tuple[memoryview[int], memoryview[int]]
+        self._counts = trajectory.steps_complete.data, trajectory.steps_chosen.data
 
         # The policy gets read-only views, since they also are the observations of the result.
         mine = slice_of(indices)
         self._views: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
-        self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
-        for view in (*self._views, self.starts):
+        self._starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
+        for view in (*self._views, self._starts):
             if view is not None:
                 view.flags.writeable = False
         # All observations, by step, if they have only one leaf, which has an array; else None.
@@ -69,13 +68,19 @@ class EnvRunner:
 
         # Whether envs get copies of their actions, since they may modify arrays.
         self._copies_actions = isinstance(layout.action, ArraySpec) and bool(layout.action.shape)
-        # The actions of all steps if they are one array and come without extras; else None.
-        has_one_output = isinstance(layout.action, ArraySpec) and not layout.extras
-        self._fast_actions = trajectory.actions[0][:, mine] if has_one_output else None
+        # All actions, by step, if they are one array; else None.
+        self._all_actions = trajectory.actions[0] if isinstance(layout.action, ArraySpec) else None
+        # Where a *fast* output of the policy is written, and its shape and dtype; None if none is fast. Such an output
+        # is one array that needs no conversion, without extras.
+        self._own_actions: Any = None
+        self._fast_output: tuple[Any, Any] | None = None
+        if self._all_actions is not None and not layout.extras:
+            self._own_actions = self._all_actions[:, mine]
+            self._fast_output = self._own_actions.shape[1:], self._own_actions.dtype
 
-        # Where `_run_step` writes fast results: all observations, flat, the length of one of them, and all rewards,
-        # flat. It has None for the memory if no result can be fast. Assigning to a memoryview checks the dtype and the
-        # shape, in half of NumPy's time.
+        # Where `run` writes fast results: all observations, flat, the length of one of them, and all rewards, flat. It
+        # has None for the memory if no result can be fast. Assigning to a memoryview checks the dtype and the shape, in
+        # half of NumPy's time.
         self._fast_results: tuple[Any, int, Any] = None, 0, None
         array, is_plain = self._only_leaf, layout.reward == PLAIN_REWARD and not server.host.hosted_envs[0].journal
         if is_plain and array is not None and array.ndim == 3 and array.dtype.kind in "biuf":  # a vector per env
@@ -83,10 +88,8 @@ class EnvRunner:
 
     # The policy ------------------------------------------------------------------------------------------
 
-    def observations(self, step: int) -> Any:
+    def _observations(self, step: int) -> Any:
         """Return the observations before a step, as the policy gets them."""
-        if self._only_leaf is not None:
-            return self._views[0][step]
         layout = self.trajectory.layout
         if layout.inferred is not None:
             return stack(layout.inferred, [obs for (obs,) in self._objects])
@@ -96,38 +99,82 @@ class EnvRunner:
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
         """Write the output of the policy; see `envactors.rollout.policy.write_output`."""
-        to = self._fast_actions
-        if to is None or type(output) is not np.ndarray or output.dtype != to.dtype or output.shape != to.shape[1:]:
-            return write_output(self.trajectory, self._indices, step, output)
-        to[step] = output  # in a tenth of the time
-        return None
+        if type(output) is np.ndarray and (output.shape, output.dtype) == self._fast_output:
+            self._own_actions[step] = output  # in a tenth of the time
+            return None
+        return write_output(self.trajectory, self._indices, step, output)
 
     # The envs --------------------------------------------------------------------------------------------
 
-    def run(self, order: Order, choose: Callable[[int], TrajectoryLayout | None]) -> TrajectoryLayout | None:
-        """Carry out an order, until all steps are complete or an env raises.
+    def run(self, order: Order) -> Iterator[tuple[int, Any, npt.NDArray[np.bool_]]]:
+        """Carry out an order, until all steps are complete or an env raises; the other envs still take that step.
 
-        Args:
-            order: The order.
-            choose: Writes the actions of a step, or returns the layout to make room for, which ends the order.
+        Most results are *fast*: a vector of numbers (one leaf), a float, and a dict, of a step without a reset within
+        it. This loop writes them, from local variables, since one call more per step makes rollouts of light envs 7 %
+        slower.
 
-        Returns:
-            That layout, or None.
+        `_write_result` writes all other results. It also takes over if writing a fast one raises, as for an observation
+        that must be converted: it writes everything again, or raises. The end of an episode must not be written twice,
+        so it comes after everything that may raise.
+
+        Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
+
+        Yields:
+            Each step that has no actions yet, the observations before it, and whether each begins its episode. Write
+            the actions with `write_output` before the next iteration.
         """
-        forks, planned = context.forks, self._prepare(order)
-        due: list[tuple[HostedEnv, EnvPlan]] = []
-        for step in range(min(plan.first_step for _, plan in planned), self.trajectory.layout.steps):
-            needed_layout = choose(step)
-            if needed_layout is not None:
-                return needed_layout
-            if len(due) < len(planned):
-                due = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
-            has_raised = self._run_step(step, due)
+        trajectory, page, forks, has_raised = self.trajectory, self._page, context.forks, False
+        num_envs, first, now = trajectory.layout.num_envs, self._indices.start, time.monotonic
+        counters, times, steps_complete, steps_chosen = page.counters, page.times, *self._counts
+        views, all_starts = None if self._only_leaf is None else self._views[0], self._starts
+        all_actions, copies_actions = self._all_actions, self._copies_actions
+        numbers, width, rewards = self._fast_results
+        may_be_fast = numbers is not None and not page.is_timing
+        planned = self._prepare(order)
+        resets_within_step = planned[0][1].resets_within_step  # all plans agree
+        for step in range(min(plan.first_step for _, plan in planned), trajectory.layout.steps):
+            if step >= steps_chosen[first]:
+                yield step, self._observations(step) if views is None else views[step], all_starts[step]
+                steps_chosen[first] = step + 1
+            actions = actions_at(trajectory, step, self._indices) if all_actions is None else all_actions[step]
+            for hosted, plan in planned:
+                if plan.first_step > step:
+                    continue
+                # Inlined from `ControlPage.record_env`, in its order.
+                times[SINCE] = now()
+                counters[METHOD] = METHOD_STEP
+                counters[ENV_INDEX] = hosted.position
+                try:
+                    if plan.kind != KIND_STEP:
+                        self._reset_or_repeat(step, hosted, plan)
+                        continue
+                    index = hosted.index
+                    result = hosted.env.step(actions[index].copy() if copies_actions else actions[index])
+                    if may_be_fast and type(result) is tuple:
+                        try:
+                            obs, reward, terminated, truncated, info = result
+                            ends = terminated or truncated
+                            if isinstance(reward, float) and type(info) is dict and not (ends and resets_within_step):
+                                cell = step * num_envs + index
+                                offset = (cell + num_envs) * width
+                                numbers[offset : offset + width] = obs
+                                rewards[cell] = reward
+                                if info:
+                                    self._write_info(cell, info, [])
+                                if ends:
+                                    self._write_boundary(step, index, plan, terminated, truncated)
+                                steps_complete[index] = step + 1
+                                continue
+                        except Exception:  # noqa: S110
+                            pass  # `take` and `_write_result` convert it, or raise again
+                    self._write_result(step, hosted, plan, hosted.take(result, plan.resets_within_step, plan.seed))
+                except BaseException as error:  # also `SystemExit` of env code: the caller decides
+                    has_raised = True
+                    self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))
             if context.forks != forks:
                 os._exit(1)  # env code or the policy forked, and the child returned to this loop
             if has_raised:
-                break
-        return None
+                return
 
     def _prepare(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
         """Return the envs with their plans, and prepare the trajectory and object leaves for the steps of an order.
@@ -143,57 +190,6 @@ class EnvRunner:
             self._objects[position] = [] if encoded is None else decode(encoded)[1]
         return planned
 
-    def _run_step(self, step: int, due: Sequence[tuple[HostedEnv, EnvPlan]]) -> bool:
-        """Run one step of each env; return whether one has raised. The others still run, as in `env_rows`.
-
-        Most results are *fast*: a vector of numbers (one leaf), a float, and a dict, of a step without a reset within
-        it. This method writes them, since one call more per step makes rollouts of light envs 7 % slower.
-
-        `_write_result` writes all other results. It also takes over if writing a fast one raises, as for an observation
-        that must be converted: it writes everything again, or raises. The end of an episode must not be written twice,
-        so it comes after everything that may raise.
-
-        Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
-        """
-        page, now, num_envs = self._page, time.monotonic, self.trajectory.layout.num_envs
-        counters, times, steps_complete = page.counters, page.times, self._steps_complete
-        actions, copies_actions = actions_at(self.trajectory, step, self._indices), self._copies_actions
-        numbers, width, rewards = self._fast_results
-        may_be_fast, has_raised = numbers is not None and not page.is_timing, False
-        for hosted, plan in due:
-            # Inlined from `ControlPage.record_env`, in its order.
-            times[SINCE] = now()
-            counters[METHOD] = METHOD_STEP
-            counters[ENV_INDEX] = hosted.position
-            try:
-                if plan.kind != KIND_STEP:
-                    self._reset_or_repeat(step, hosted, plan)
-                    continue
-                index = hosted.index
-                result = hosted.env.step(actions[index].copy() if copies_actions else actions[index])
-                if may_be_fast and type(result) is tuple:
-                    try:
-                        obs, reward, terminated, truncated, info = result
-                        ends = terminated or truncated
-                        if isinstance(reward, float) and type(info) is dict and not (ends and plan.resets_within_step):
-                            cell = step * num_envs + index
-                            offset = (cell + num_envs) * width
-                            numbers[offset : offset + width] = obs
-                            rewards[cell] = reward
-                            if info:
-                                self._write_info(cell, info, [])
-                            if ends:
-                                self._write_boundary(step, index, plan, terminated, truncated)
-                            steps_complete[index] = step + 1
-                            continue
-                    except Exception:  # noqa: S110
-                        pass  # `take` and `_write_result` convert it, or raise again
-                self._write_result(step, hosted, plan, hosted.take(result, plan.resets_within_step, plan.seed))
-            except BaseException as error:  # also `SystemExit` of env code: the caller decides
-                has_raised = True
-                self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))
-        return has_raised
-
     def _reset_or_repeat(self, step: int, hosted: HostedEnv, plan: EnvPlan) -> None:
         """Reset an env in place of a step, or write its last observation again, as its plan says."""
         if plan.kind == KIND_RESET:
@@ -206,7 +202,7 @@ class EnvRunner:
             self._write_info(trajectory.cell(step, index), {}, objects)
         trajectory.kinds[step, index] = KIND_REPEAT
         trajectory.checksums[step, index] = hosted.checksum
-        self._steps_complete[index] = step + 1
+        self._counts[0][index] = step + 1
 
     # Writing results -------------------------------------------------------------------------------------
 
@@ -235,7 +231,7 @@ class EnvRunner:
                 self._write_boundary(step, index, plan, terminated, truncated)
         except BaseException as error:
             raise unfit_result(error, fields) from error
-        self._steps_complete[index] = step + 1
+        self._counts[0][index] = step + 1
 
     def _write_observation(self, step: int, index: int, obs: Any) -> list[Any]:
         """Write the observation after a step; return copies of its leaves that have no array."""

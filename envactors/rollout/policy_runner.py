@@ -80,12 +80,12 @@ class PolicyRunner:
         self.policy.rollout_index = order.rollout_index
         page.is_timing = page.counters[TIMED] != 0
         try:
-            return OrderReply(needed_layout=env_runner.run(order, functools.partial(self._choose, env_runner)))
+            return OrderReply(needed_layout=self._alternate(env_runner, order))
         finally:
             page.is_timing = False
 
-    def _choose(self, env_runner: EnvRunner, step: int) -> TrajectoryLayout | None:
-        """Have the policy choose the actions of a step, and write them, unless that was done for an earlier order.
+    def _alternate(self, env_runner: EnvRunner, order: Order) -> TrajectoryLayout | None:
+        """Alternate the policy and the envs. An output that an earlier order had no room for is not chosen again.
 
         Returns:
             None, or the layout to make room for if the trajectory has no room for the policy's output.
@@ -93,22 +93,19 @@ class PolicyRunner:
         Raises:
             BaseException: Raised by the policy, or because of its output.
         """
-        first = self.policy.indices.start
-        if env_runner.steps_chosen[first] > step:
-            return None
-        kept = self._output_without_room
-        if kept is not None and kept[:2] == (self.policy.rollout_index, step):
-            output = kept[2]
-        else:
-            self._server.page.record_env(METHOD_POLICY, 0)
-            output = self.policy.choose(step, env_runner.observations(step), env_runner.starts[step])
-        needed_layout = env_runner.write_output(step, output)
-        if needed_layout is None:
-            self._output_without_room = None
-            env_runner.steps_chosen[first] = step + 1
-        else:
-            self._output_without_room = self.policy.rollout_index, step, output
-        return needed_layout
+        page, policy = self._server.page, self.policy
+        kept, self._output_without_room = self._output_without_room, None
+        for step, obs, starts in env_runner.run(order):
+            if kept is not None and kept[:2] == (order.rollout_index, step):
+                output = kept[2]
+            else:
+                page.record_env(METHOD_POLICY, 0)
+                output = policy.choose(step, obs, starts)
+            needed_layout = env_runner.write_output(step, output)
+            if needed_layout is not None:
+                self._output_without_room = order.rollout_index, step, output
+                return needed_layout
+        return None
 
     def _load(self, parameters: Parameters) -> None:
         """Have the policy load parameters. Their arrays are read-only views of the shared memory."""
