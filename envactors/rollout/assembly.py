@@ -74,6 +74,8 @@ class ResultsWithoutArrays:
                     self.objects[0, index] = decode(content)[1]
 
         steps, indices = trajectory.steps_with_infos(progress.indices, 0, progress.steps)
+        if not steps.size:
+            return
         is_accepted = steps < np.array([*progress.accepted_steps.values()])[indices - progress.indices.start]
         steps, indices = steps[is_accepted], indices[is_accepted]
         cells = steps * trajectory.layout.num_envs + indices
