@@ -41,13 +41,13 @@ def record_steps(table: EnvTable, trajectory: Trajectory, plan: EnvPlan, index: 
     if not steps:
         return 0
 
-    these = slice(steps.start, steps.stop)
-    ends = (trajectory.terminated[these, index] | trajectory.truncated[these, index]).tobytes()
-    starts = trajectory.starts[steps.start + 1 : steps.stop + 1, index].tobytes()
+    starts, terminated, truncated = trajectory.flags[:3, steps.start + 1 : steps.stop + 1, index]
+    begun: bytes = starts.tobytes()
+    ends = (terminated | truncated).tobytes()
     if table.journals.is_recorded:
-        _record_in_journal(table, trajectory, index, steps, kinds, _last_seeded_start(plan, starts))
+        _record_in_journal(table, trajectory, index, steps, kinds, _last_seeded_start(plan, begun))
     table.episodes.record_sequence(index, ends, kinds)
-    return starts.count(1)
+    return begun.count(1)
 
 
 def request_at(

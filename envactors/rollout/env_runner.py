@@ -51,10 +51,8 @@ class EnvRunner:
         self._flatten = flattener(layout.observation)
         # Leaves of each env's last observation that have no array in the trajectory.
         self._objects: list[list[Any]] = [[] for _ in indices]
-        # `Trajectory.steps_complete` and `steps_chosen`. A memoryview reads or writes one number in a third of the time
-        # of an array.
-        self._counts: tuple[memoryview[int], memoryview[int]]
-        self._counts = trajectory.steps_complete.data, trajectory.steps_chosen.data
+        # A memoryview reads or writes one number in a third of the time of an array.
+        self._steps_complete = trajectory.steps_complete.data
 
         # The policy gets read-only views, since they also are the observations of the result.
         mine = slice_of(indices)
@@ -66,17 +64,14 @@ class EnvRunner:
         # All observations, by step, if they have only one leaf, which has an array; else None.
         self._only_leaf = trajectory.observations[0] if isinstance(layout.observation, ArraySpec) else None
 
-        # Whether envs get copies of their actions, since they may modify arrays.
-        self._copies_actions = isinstance(layout.action, ArraySpec) and bool(layout.action.shape)
         # All actions, by step, if they are one array; else None.
         self._all_actions = trajectory.actions[0] if isinstance(layout.action, ArraySpec) else None
-        # Where a *fast* output of the policy is written, and its shape and dtype; None if none is fast. Such an output
-        # is one array that needs no conversion, without extras.
-        self._own_actions: Any = None
-        self._fast_output: tuple[Any, Any] | None = None
-        if self._all_actions is not None and not layout.extras:
-            self._own_actions = self._all_actions[:, mine]
-            self._fast_output = self._own_actions.shape[1:], self._own_actions.dtype
+        # Where `write_output` writes fast outputs of the policy: all actions, flat, the shape of an output, and the
+        # size of one action. It has None if no output can be fast.
+        self._fast_output: tuple[Any, Any, int] = None, None, 0
+        array = self._all_actions
+        if array is not None and array.dtype.kind in "biuf" and not layout.extras:
+            self._fast_output = array.reshape(-1).data, (len(indices), *array.shape[2:]), array[0, 0].size
 
         # Where `run` writes fast results: all observations, flat, the length of one of them, and all rewards, flat. It
         # has None for the memory if no result can be fast. Assigning to a memoryview checks the dtype and the shape, in
@@ -98,9 +93,17 @@ class EnvRunner:
         return unflatten(layout.observation, leaves)
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
-        """Write the output of the policy; see `envactors.rollout.policy.write_output`."""
-        if type(output) is np.ndarray and (output.shape, output.dtype) == self._fast_output:
-            self._own_actions[step] = output  # in a tenth of the time
+        """Write the output of the policy; see `envactors.rollout.policy.write_output`.
+
+        A *fast* output, an array with the dtype and the shape of the actions, is written in a twentieth of the time.
+        """
+        numbers, shape, width = self._fast_output
+        if type(output) is np.ndarray and output.shape == shape:
+            offset = (step * self.trajectory.layout.num_envs + self._indices.start) * width
+            try:
+                numbers[offset : offset + output.size] = output if output.ndim == 1 else output.reshape(-1)
+            except ValueError:  # another dtype
+                return write_output(self.trajectory, self._indices, step, output)
             return None
         return write_output(self.trajectory, self._indices, step, output)
 
@@ -124,22 +127,25 @@ class EnvRunner:
             the actions with `write_output` before the next iteration.
         """
         trajectory, page, forks, has_raised = self.trajectory, self._page, context.forks, False
-        num_envs, first, now = trajectory.layout.num_envs, self._indices.start, time.monotonic
-        counters, times, steps_complete, steps_chosen = page.counters, page.times, *self._counts
-        views, all_starts = None if self._only_leaf is None else self._views[0], self._starts
-        all_actions, copies_actions = self._all_actions, self._copies_actions
+        counters, times, now = page.counters, page.times, time.monotonic
+        num_envs, first, all_starts = trajectory.layout.num_envs, self._indices.start, self._starts
+        steps_complete, steps_chosen = self._steps_complete, trajectory.steps_chosen.data
+        views = None if self._only_leaf is None else self._views[0]
+        all_actions = self._all_actions
+        copies_actions = all_actions is not None and all_actions.ndim > 2  # envs may modify arrays
         numbers, width, rewards = self._fast_results
         may_be_fast = numbers is not None and not page.is_timing
         planned = self._prepare(order)
         resets_within_step = planned[0][1].resets_within_step  # all plans agree
-        for step in range(min(plan.first_step for _, plan in planned), trajectory.layout.steps):
-            if step >= steps_chosen[first]:
+        first_steps = [plan.first_step for _, plan in planned]
+        all_due_from, chosen_before = max(first_steps), steps_chosen[first]
+        for step in range(min(first_steps), trajectory.layout.steps):
+            if step >= chosen_before:
                 yield step, self._observations(step) if views is None else views[step], all_starts[step]
                 steps_chosen[first] = step + 1
             actions = actions_at(trajectory, step, self._indices) if all_actions is None else all_actions[step]
-            for hosted, plan in planned:
-                if plan.first_step > step:
-                    continue
+            due = planned if step >= all_due_from else [pair for pair in planned if pair[1].first_step <= step]
+            for hosted, plan in due:
                 # Inlined from `ControlPage.record_env`, in its order.
                 times[SINCE] = now()
                 counters[METHOD] = METHOD_STEP
@@ -202,7 +208,7 @@ class EnvRunner:
             self._write_info(trajectory.cell(step, index), {}, objects)
         trajectory.kinds[step, index] = KIND_REPEAT
         trajectory.checksums[step, index] = hosted.checksum
-        self._counts[0][index] = step + 1
+        self._steps_complete[index] = step + 1
 
     # Writing results -------------------------------------------------------------------------------------
 
@@ -231,7 +237,7 @@ class EnvRunner:
                 self._write_boundary(step, index, plan, terminated, truncated)
         except BaseException as error:
             raise unfit_result(error, fields) from error
-        self._counts[0][index] = step + 1
+        self._steps_complete[index] = step + 1
 
     def _write_observation(self, step: int, index: int, obs: Any) -> list[Any]:
         """Write the observation after a step; return copies of its leaves that have no array."""

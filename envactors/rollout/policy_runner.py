@@ -16,7 +16,7 @@ from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, TIMED
 from envactors.rollout.env_runner import EnvRunner
 from envactors.rollout.messages import MOST_IN_FLIGHT, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.policy import ActorPolicy
-from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
+from envactors.rollout.trajectory import RegionPlaces, Trajectory
 from envactors.worker.main import Server
 
 # How many trajectories and regions of parameters stay open. Without copies, two rollouts may be in flight while the
@@ -73,39 +73,26 @@ class PolicyRunner:
         Raises:
             BaseException: Raised by the policy, because of its output, or by unpickling what the order contains.
         """
-        page = self._server.page
-        if order.parameters is not None and order.parameters.version != self.policy.version:
+        page, policy = self._server.page, self.policy
+        if order.parameters is not None and order.parameters.version != policy.version:
             self._load(order.parameters)
         env_runner = self._env_runner_at(order.places, order.pickled_layout)
-        self.policy.rollout_index = order.rollout_index
+        kept, self._output_without_room = self._output_without_room, None
+        policy.rollout_index = order.rollout_index
         page.is_timing = page.counters[TIMED] != 0
         try:
-            return OrderReply(needed_layout=self._alternate(env_runner, order))
+            for step, obs, starts in env_runner.run(order):
+                if kept is not None and kept[:2] == (order.rollout_index, step):
+                    output = kept[2]
+                else:
+                    page.record_env(METHOD_POLICY, 0)
+                    output = policy.choose(step, obs, starts)
+                if (needed_layout := env_runner.write_output(step, output)) is not None:
+                    self._output_without_room = order.rollout_index, step, output
+                    return OrderReply(needed_layout=needed_layout)
+            return OrderReply()
         finally:
             page.is_timing = False
-
-    def _alternate(self, env_runner: EnvRunner, order: Order) -> TrajectoryLayout | None:
-        """Alternate the policy and the envs. An output that an earlier order had no room for is not chosen again.
-
-        Returns:
-            None, or the layout to make room for if the trajectory has no room for the policy's output.
-
-        Raises:
-            BaseException: Raised by the policy, or because of its output.
-        """
-        page, policy = self._server.page, self.policy
-        kept, self._output_without_room = self._output_without_room, None
-        for step, obs, starts in env_runner.run(order):
-            if kept is not None and kept[:2] == (order.rollout_index, step):
-                output = kept[2]
-            else:
-                page.record_env(METHOD_POLICY, 0)
-                output = policy.choose(step, obs, starts)
-            needed_layout = env_runner.write_output(step, output)
-            if needed_layout is not None:
-                self._output_without_room = order.rollout_index, step, output
-                return needed_layout
-        return None
 
     def _load(self, parameters: Parameters) -> None:
         """Have the policy load parameters. Their arrays are read-only views of the shared memory."""
