@@ -25,6 +25,7 @@ from tensordict.nn import TensorDictModule  # noqa: E402
 from torch import nn  # noqa: E402
 from torchrl.data import Bounded, Composite, NonTensor, OneHot, Unbounded  # noqa: E402
 from torchrl.envs import (  # noqa: E402
+    EnvBase,
     GymEnv,
     GymWrapper,
     InitTracker,
@@ -247,6 +248,28 @@ def test_results_are_not_changed_by_later_steps(make):
     steps = [env.step(acting(env, action))["next"] for action in range(4)]
     assert [one["observation"][0].tolist() for one in steps] == [[0, i + 1, i] for i in range(4)]
     assert [one["reward"][0].item() for one in steps] == [0.5, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given: given,
+        lambda given: given.refine_names("envs"),
+        lambda given: given.to("cpu"),
+        lambda given: given.set("next", given.select("observation").set("extra", torch.ones(3, 1))),
+        lambda given: torch.stack([*given], 0),
+        lambda given: given.set("_step", torch.tensor([True, False, True])),
+    ],
+    ids=["plain", "named", "with a device", "with next", "stacked", "masked"],
+)
+def test_every_tensordict_is_stepped_as_the_base_class_does(make, change):
+    ours, theirs = make(tellers()), make(tellers())
+    given = [change(env.reset().update(acting(env, 3))) for env in (ours, theirs)]
+    stepped, expected = ours.step(given[0]), EnvBase.step(theirs, given[1])
+    assert stepped is given[0]
+    assert_same(stepped, expected)
+    for one, other in ((stepped, expected), (stepped["next"], expected["next"])):
+        assert (one.names, one.device, type(one)) == (other.names, other.device, type(other))
 
 
 @pytest.mark.parametrize("terminates", [True, False, "both"])

@@ -118,6 +118,26 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
 
     # Stepping --------------------------------------------------------------------------------------------
 
+    def step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Step all envs as the base class does, and put the results into the TensorDict as ``"next"``.
+
+        Args:
+            tensordict: Contains the actions. ``"_step"``, a mask of shape ``[num_envs]``, selects envs. Entries of
+                ``"next"`` that the results lack are kept.
+
+        Returns:
+            The same TensorDict.
+
+        Raises:
+            Exception: The exception from the first env that failed, once all envs have answered.
+        """
+        # Most steps need none of the look-ups and checks of the base class, which take as long as the rest of `_step`.
+        keys, alike = tensordict.keys(), (tensordict.batch_size, tensordict.device) == (self.batch_size, self.device)
+        is_plain = type(tensordict) is TensorDict and alike and not tensordict._has_names()  # noqa: SLF001 # as in TorchRL
+        if not is_plain or "_step" in keys or "next" in keys or self.run_type_checks:
+            return super().step(tensordict)
+        return tensordict._set_str("next", self._step(tensordict), inplace=False, validated=True)  # noqa: SLF001
+
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Step all envs, or those selected by ``"_step"``; the others keep their values from the TensorDict.
 
@@ -140,15 +160,9 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         entries["done"] = torch.from_numpy((terminated | truncated)[:, None])
         if stepped is not None:
             for key, fresh in entries.items():
-                before = tensordict.get(key, None)
-                if before is not None:
+                if (before := tensordict.get(key, None)) is not None:
                     fresh[~stepped] = before[~stepped].to(fresh.device)
         return self._as_tensordict(entries)
-
-    def _step_proc_data(self, next_tensordict_out: TensorDictBase) -> TensorDictBase:
-        # The base class completes rewards and flags. Those of `_step` are complete, and checking them takes as long as
-        # creating the TensorDict.
-        return super()._step_proc_data(next_tensordict_out) if self.run_type_checks else next_tensordict_out
 
     def _reset(
         self,
@@ -165,10 +179,8 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         envs, num_envs = self.vector, self.vector.num_envs
         _, env_ids = _selected(None if tensordict is None else tensordict.get("_reset", None), num_envs)
         obs, infos = or_first_failure(lambda: envs.reset(seed, options, env_ids))
-        if env_ids is not None:
-            infos = _spread_infos(self.reset_infos, infos, env_ids)
-        self.reset_infos = infos
-        return self._as_tensordict(self._entries(obs, env_ids, infos))
+        self.reset_infos = infos if env_ids is None else _spread_infos(self.reset_infos, infos, env_ids)
+        return self._as_tensordict(self._entries(obs, env_ids, self.reset_infos))
 
     def _entries(self, obs: Any, env_ids: list[int] | None, infos: list[dict[str, Any]]) -> dict[Any, torch.Tensor]:
         """Return the entries for observations and infos, with one row per env."""

@@ -248,14 +248,13 @@ def _make_leaf(path: tuple[str, ...], spec: TensorSpec, leaf: ArraySpec, start: 
 
 
 def _one_hot_encoder(spec: OneHot) -> Callable[[npt.NDArray[np.int64]], torch.Tensor]:
-    count = int(spec.space.n)
-    table = np.eye(count, dtype=spec.zero().numpy().dtype)
+    table = np.eye(int(spec.space.n), dtype=spec.zero().numpy().dtype)
 
     def encode(values: npt.NDArray[np.int64]) -> torch.Tensor:
-        if np.count_nonzero(values.view(np.uint64) >= count):  # negative values count too
-            encoded: torch.Tensor = spec.encode(values, ignore_device=True)  # raises an error
-            return encoded
-        return torch.from_numpy(table[values])
+        # Comparing the array takes four times as long for a few envs. `take` would count negative values from the end.
+        if min(numbers := values.ravel().tolist()) < 0 or max(numbers) >= len(table):
+            spec.encode(values, ignore_device=True)  # raises an error
+        return torch.from_numpy(table.take(values, 0))
 
     return encode
 
