@@ -156,6 +156,20 @@ def test_actions_reach_the_env_in_its_space(make, name, categorical):
     assert env.action_spec.is_in(steps["next", "observation"][:, 0])
 
 
+def test_random_actions_are_those_of_gym_env(make, in_one_process):
+    def factory():
+        env = Mixed(spaces.Discrete(2))
+        env.action_space = actions
+        return env
+
+    actions = NESTED["dict"]  # the order of its keys is not the alphabetic one
+    ours, theirs = make([factory] * 2), in_one_process(2, lambda: GymWrapper(factory()))
+    torch.manual_seed(0)
+    one = ours.rand_action()
+    torch.manual_seed(0)
+    assert_same(one, theirs.rand_action())
+
+
 @pytest.mark.parametrize("space", [spaces.Discrete(4, start=-2), spaces.MultiDiscrete([2, 3], start=[5, 7])], ids=str)
 @encodings
 def test_categories_that_do_not_begin_at_zero(make, space, categorical):

@@ -105,11 +105,12 @@ class _SpacesOnly(gymnasium.Env[Any, Any]):
 
 def _without_tuples(name: str, space: Space[Any], at_root: bool = True) -> Space[Any]:
     """Return a space with dicts in place of tuples; a tuple at the root becomes an entry with the given name."""
+    # `Dict` sorts the keys of a dict, but not pairs; random actions are drawn in their order.
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _without_tuples(key, inner, False) for key, inner in space.spaces.items()})
+        return spaces.Dict([(key, _without_tuples(key, inner, False)) for key, inner in space.spaces.items()])
     if isinstance(space, spaces.Tuple):
-        parts = {str(i): _without_tuples(str(i), inner, False) for i, inner in enumerate(space.spaces)}
-        return spaces.Dict({name: spaces.Dict(parts)} if at_root else parts)
+        parts = [(str(i), _without_tuples(str(i), inner, False)) for i, inner in enumerate(space.spaces)]
+        return spaces.Dict([(name, spaces.Dict(parts))] if at_root else parts)
     return space
 
 
