@@ -125,7 +125,10 @@ class Episodes:
             for index in ids:
                 if self.flags[index] & NEEDS_RESET:
                     reason = ", since a change of its state was interrupted" if self.was_interrupted(index) else ""
-                    raise VectorInputError(f"env {index} needs a reset first{reason}: call reset(env_ids=[{index}])")
+                    raise VectorInputError(
+                        f"env {index} needs a reset first{reason}: call reset(), or, with a VectorEnv, "
+                        f"reset(env_ids=[{index}])"
+                    )
 
     def was_interrupted(self, index: int) -> bool:
         """Return whether an interrupted change has ended the episode of an env, so that it needs a reset."""

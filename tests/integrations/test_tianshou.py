@@ -262,7 +262,7 @@ def test_a_crashed_worker_needs_a_reset_and_the_others_continue(make, idle):
     if idle:
         with pytest.raises(ea.ActorDiedError):
             envs.step([1, 1])
-    with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+    with pytest.raises(ea.VectorInputError, match=r"needs a reset first: call reset\(\)"):
         envs.step([1, 1])
     assert envs.reset([1])[0].tolist() == [[1, 0, 0]]
     assert envs.step([2], [1])[0].tolist() == [[1, 1, 2]]
