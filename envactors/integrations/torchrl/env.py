@@ -133,9 +133,10 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         """
         # Most steps need none of the look-ups and checks of the base class, which take as long as the rest of `_step`.
         keys, alike = tensordict.keys(), (tensordict.batch_size, tensordict.device) == (self.batch_size, self.device)
-        is_plain = type(tensordict) is TensorDict and alike and not tensordict._has_names()  # noqa: SLF001 # as in TorchRL
+        is_plain = type(tensordict) is TensorDict and alike and not any(tensordict.names)
         if not is_plain or "_step" in keys or "next" in keys or self.run_type_checks:
             return super().step(tensordict)
+        # As in TorchRL: `set` would check the result again.
         return tensordict._set_str("next", self._step(tensordict), inplace=False, validated=True)  # noqa: SLF001
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
