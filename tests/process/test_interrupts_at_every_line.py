@@ -164,7 +164,7 @@ class Companion:
 
     def run(self):
         for i in itertools.count():
-            if self.over.wait(0.002):
+            if self.over.wait(0.002) and self.answers:  # on a busy machine, the first one may come late
                 return
             try:
                 assert self.envs[self.envs.num_envs - 1].echo(i).result(SOON) == i
@@ -180,7 +180,6 @@ class Companion:
         self.thread.join(SOON)
         assert not self.thread.is_alive()
         assert self.problem is None
-        assert self.answers
 
 
 def run_at_lines(call, envs, lines, counter):
