@@ -172,7 +172,7 @@ def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, f
     Returns:
         The delay in seconds; None if the policy allows no more restarts.
     """
-    recent = sum(now - when < policy.window for when in granted)
+    recent = sum(when >= now - policy.window for when in granted)
     is_spent = recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts
     if is_spent or failed_starts >= most_failures(policy):
         return None
@@ -249,7 +249,7 @@ class RestartTracker:
 
         now = time.monotonic()
         memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
-        self._exits = [counted for counted in self._exits if counted.is_granted and now - counted.when < memory]
+        self._exits = [counted for counted in self._exits if counted.is_granted and counted.when >= now - memory]
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
         # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
         refusal = process.status.refusal

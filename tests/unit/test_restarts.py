@@ -77,7 +77,7 @@ def test_delays_are_bounded(policy, lives):
 def test_a_restart_is_rejected_only_when_the_allowance_is_spent(policy, lives, later):
     granted, *_ = simulate(policy, lives)
     now = (granted[-1] if granted else 0.0) + later
-    recent = sum(1 for time in granted if now - time < policy.window)
+    recent = sum(1 for time in granted if time >= now - policy.window)
     spent = recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts
     assert (restart_delay(policy, granted, now) is None) is spent
 
@@ -93,9 +93,9 @@ def test_the_backoff_doubles_up_to_its_bound(backoff, backoff_max, count):
 
 def test_restarts_outside_the_window_are_forgotten():
     policy = ea.RestartPolicy(max_restarts=2, window=10.0, backoff=0.5)
-    assert restart_delay(policy, [0.0, 5.0], 9.9) is None
-    assert restart_delay(policy, [0.0, 5.0], 10.0) == 1.0
-    assert restart_delay(policy, [0.0, 5.0], 15.0) == 0.5
+    assert restart_delay(policy, [0.0, 5.0], 10.0) is None
+    assert restart_delay(policy, [0.0, 5.0], 10.1) == 1.0
+    assert restart_delay(policy, [0.0, 5.0], 15.1) == 0.5
 
 
 def test_the_limit_for_the_lifetime_looks_beyond_the_window():

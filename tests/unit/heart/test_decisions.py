@@ -133,6 +133,14 @@ def test_a_restart_is_counted_against_the_limit_that_is_reached_first(monkeypatc
     assert tracker.describe(25.6) == "restart 3 of 3 in 25.6 s"
 
 
+@pytest.mark.parametrize("lifetime", [9, math.inf])
+def test_a_restart_as_long_ago_as_the_window_counts_for_the_decision_and_for_its_texts(lifetime, monkeypatch):
+    limits = {"max_restarts": 2, "window": 10.0, "max_lifetime_restarts": lifetime}
+    tracker = crashed(limits, 0.0, 5.0, 10.0, monkeypatch=monkeypatch)
+    assert tracker.describe(0.01) == "restart 2 of 2 in 0.01 s"
+    assert [str(error) for error in tracker.errors] == ["at 0.0", "at 5.0", "at 10.0"]
+
+
 def test_exhausted_restarts_are_those_that_count_against_the_limit(monkeypatch):
     limits = {"max_restarts": 2, "window": 10.0, "max_lifetime_restarts": 9}
     tracker = crashed(limits, 0.0, 20.0, 40.0, 41.0, 42.0, monkeypatch=monkeypatch)
