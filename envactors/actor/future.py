@@ -87,29 +87,27 @@ class _WaiterLock(RLock):
     Attributes:
         state: The state of the future. Its owner writes it, without this lock.
         state_for_waiters: The state when the lock was last acquired. The thread that holds the lock writes it.
-        waiters: The waiters of the future, which these functions add under the lock.
+        waiters: The waiters of the future, which these functions add under the lock. None until a thread acquires it,
+            so that there are none.
         early_waiters: The waiters that were added before the end was visible. The thread that holds the lock writes
             them, and a callback thread notifies and removes them.
-        may_have_waiters: Whether a thread has acquired the lock, and may have added a waiter.
     """
 
     state: str = _PENDING
     state_for_waiters: str = _PENDING
-    waiters: Sequence[Any] = ()
+    waiters: list[Any] | None = None
     early_waiters: Sequence[Any] = ()
-    may_have_waiters: bool = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire the lock, and make the actual state visible.
 
         `concurrent.futures` calls this method. The base class's ``with`` statement does not, and publishes no state.
         """
-        # Set before the lock is acquired. The owner writes the state, and then reads this. So the owner sees that
-        # there may be a waiter, or the waiter sees the end.
-        self.may_have_waiters = True
+        # Made before the lock is acquired, and in one step, since a signal handler may wait, too. The owner writes the
+        # state, and then reads this. So the owner sees that there may be a waiter, or the waiter sees the end.
+        self.__dict__.setdefault("waiters", [])
         is_acquired = super().acquire(blocking, timeout)
         if is_acquired:
-            self.__dict__.setdefault("waiters", [])  # in one step, since a signal handler may wait, too
             self.publish_state()
         return is_acquired
 
@@ -117,7 +115,7 @@ class _WaiterLock(RLock):
         """Make the actual state visible. The lock must be held, unless an interrupt has left it to another thread."""
         if self.state_for_waiters != self.state:
             self.state_for_waiters = self.state
-            self.early_waiters = [*self.waiters]
+            self.early_waiters = [*(self.waiters or ())]
 
 
 class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
@@ -329,12 +327,12 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     def _notify(self) -> None:
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._keep_alive = None
-        if self._ended.mark_set() or self._condition.may_have_waiters or self._done_callbacks:
+        if self._ended.mark_set() or self._condition.waiters is not None or self._done_callbacks:
             self.owner.runtime.loop.wake_after_events(self._wake_others, is_urgent=self._is_urgent)
 
     def _wake_others(self) -> None:
         self._ended.set()
-        if self._condition.may_have_waiters or self._done_callbacks:
+        if self._condition.waiters is not None or self._done_callbacks:
             self.owner.runtime.callbacks.submit(self._notify_others)
 
     def _notify_others(self) -> None:
