@@ -55,7 +55,7 @@ class _Request(InlineRequest):
 
     def __init__(self, actor: InlineActor, activity: Activity | None = None, server: Server | None = None) -> None:
         index = actor.config.first_index if activity is None else activity.index
-        super().__init__(index, is_nested=actor.lock.is_held_here())
+        super().__init__(actor.request_stack, index)
         self.actor, self.activity, self.server = actor, activity, server
 
     def get_context(self) -> ActorContext | None:
@@ -153,7 +153,7 @@ class InlineActor(ActorBase):
         if self.closed.is_set:
             raise self.errors.actor_closed(activity)
         self.check_not_within()
-        request = _Request(self, activity)  # before the lock is acquired: it asks who holds that
+        request = _Request(self, activity)
         with self.lock:
             try:
                 request.server = server = self.make_missing(activity)
@@ -166,7 +166,7 @@ class InlineActor(ActorBase):
 
             job.future.set_running()
             activity = activity._replace(call_id=next(self._call_ids), started_at=time.monotonic())
-            with self.request_stack.enter(request):
+            with request:
                 kind, payload = server.execute(job.kind, job.payload)
                 self._completed += 1
                 reply = Frame(kind, self.process.incarnation, activity.call_id, payload)
@@ -292,7 +292,7 @@ class InlineActor(ActorBase):
         def on_made(count: int) -> None:
             process.envs_made = count
 
-        with self.lock, self.request_stack.enter(request):
+        with self.lock, request:
             try:
                 server.host.start(self.config.start, process.incarnation, on_made)
             except Exception as error:
@@ -308,7 +308,7 @@ class InlineActor(ActorBase):
 
     def _close_envs(self, server: Server) -> None:
         request = _Request(self, server=server)
-        with self.lock, self.request_stack.enter(request):
+        with self.lock, request:
             server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:

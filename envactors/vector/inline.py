@@ -54,7 +54,7 @@ class _InlineRequests(InlineRequest):
     """
 
     def __init__(self, engine: InlineEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
-        super().__init__(ids[0], is_nested=engine._lock.is_held_here())
+        super().__init__(engine._stack, ids[0])
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
@@ -224,7 +224,7 @@ class InlineEngine(Engine):
         if not envs.ids:
             return
         running = _InlineRequests(self, envs.ids, {})
-        with self._lock, self._stack.enter(running):
+        with self._lock, running:
             self._begin(running)
             self._run_steps(running, split)
             self._complete(running, futures)
@@ -275,7 +275,7 @@ class InlineEngine(Engine):
         if not reset_args:
             return
         running = _InlineRequests(self, envs.ids, reset_args)
-        with self._lock, self._stack.enter(running):
+        with self._lock, running:
             self._begin(running)
             for index in envs.ids:
                 self._run_reset(running, index)

@@ -71,13 +71,14 @@ class Request(InlineRequest):
 def test_code_in_this_process_that_is_slow_after_zero_seconds_is_looked_at_with_pauses():
     loop = IdleLoop()
     now = time.monotonic()
-    RequestStack(ChangeLock(), lambda: loop, 0.0).enter(Request(0, is_nested=False))
+    stack = RequestStack(ChangeLock(), lambda: loop, 0.0)
+    stack.push(Request(stack, 0))
     assert min(loop.times) >= now + 0.005
 
 
 def test_a_request_that_an_interrupt_has_left_behind_does_not_count_as_running():
     stack = RequestStack(ChangeLock(), IdleLoop, None)
-    stack.enter(Request(0, is_nested=False))  # the interrupt comes before the context begins
+    stack.push(Request(stack, 0))  # the interrupt comes before the context begins
     assert stack.thread_of(range(1)) is None
     assert not stack.is_within(range(1))
 
