@@ -668,10 +668,9 @@ class Actor(ActorBase):
         """Do what was decided after an exit: close the actor, stay dead, or start the next process, now or later."""
         process, delay = process_exit.process, process_exit.delay
         if process_exit.closes:
-            # Unless the process ended by itself, the jobs that wait fail because of the close, whatever its reason was.
-            if process.end_reason not in (None, EndReason.FACTORY_RAISED):
-                process.end_reason = EndReason.CLOSE
-            self.jobs.fail_all(functools.partial(self.errors.exit_during, process=process))
+            # If the process ended by itself, the jobs that wait fail because of that, else because of the close.
+            if process.end_reason in (None, EndReason.FACTORY_RAISED):
+                self.jobs.fail_all(functools.partial(self.errors.exit_during, process=process))
             self._close()
         elif delay is None:
             self.phase = Phase.DEAD
