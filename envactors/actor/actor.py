@@ -355,7 +355,7 @@ class Actor(ActorBase):
             if self.jobs.running is not None:
                 self.jobs.running.on_late(activity)
             self.end_after_stacks()
-        elif self.deadline_watch.is_slow(activity):
+        elif self.deadline_watch.check_again(activity):
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
 

@@ -28,7 +28,8 @@ class Call(Job):
         index: The index of the env.
         kind: The kind of its message.
         future: The future of its outcome.
-        deadline: How long it may run, in seconds. None for no limit, or before its start for that of `Deadlines`.
+        deadline: How long it may run, in seconds. Before its start, None stands for that of `Deadlines`; later, for no
+            limit.
         retries: How many crashes and missed deadlines it survives.
         payload: Its message, pickled.
         incarnation: The index of the only process that may run it; None for any.

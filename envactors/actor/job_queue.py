@@ -67,7 +67,8 @@ class JobQueue:
         shared_jobs: The jobs that wait for any actor of a pool; None outside of pools.
         permits: The permits that steps and resets need; None if any number of actors may run.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
-        failed: How many calls, steps, and resets a process has ended; also the queued calls that no process will run.
+        failed: How many calls, steps, and resets were lost with the end of a process; also the queued calls that no
+            process will run.
             A request that the library makes itself counts if it has a future, such as a saved state.
         longest_replay: Duration of the longest replay, in seconds.
         stale: How many messages were dropped: no running job waited for them.
@@ -279,7 +280,7 @@ class JobQueue:
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
-        """Remove a job from `unfinished`. Its future has ended: after an interrupt, `repair` fails the jobs there."""
+        """Remove a job from `unfinished`, whose jobs an interrupt fails. So its future must have ended."""
         self.unfinished.pop(job, None)
 
     # The process -----------------------------------------------------------------------------------------

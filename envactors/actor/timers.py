@@ -17,9 +17,9 @@ from envactors.options import Deadlines
 #
 # check      look at the running request
 # start      the process must have started
-# read       its exception must have been read
-# kill       it must have ended by itself
-# backoff    the next one starts
+# read       the exception of a factory or an env must have been read
+# kill       the process must have ended by itself
+# backoff    the next process starts
 # close      the actor must have closed
 TimerName: TypeAlias = Literal["check", "start", "read", "kill", "backoff", "close"]
 # The shortest pause between two looks at a running request, in seconds. Limits may be shorter, or zero.
@@ -74,7 +74,7 @@ class DeadlineWatch:
     Args:
         deadlines: The time limits of the actor.
         timers: The timers of the actor.
-        check: Called when an activity may be late or slow. If it is not late, it then calls `is_slow`.
+        check: Called when an activity may be late or slow. If it is not late, it then calls `check_again`.
 
     Attributes:
         shortest: The shortest deadline or slow threshold, in seconds; infinity if there is none.
@@ -115,8 +115,8 @@ class DeadlineWatch:
         self.next_check_at = math.inf
         self._check()
 
-    def is_slow(self, activity: Activity) -> bool:
-        """Schedule the next check of an activity; return whether it is slow, and nobody was told yet."""
+    def check_again(self, activity: Activity) -> bool:
+        """Schedule the next check of an activity; return True the first time that it is slow."""
         now, begun = time.monotonic(), activity.started_at
         slow_at = begun + self._slow
         soonest = now + max(self.shortest, SHORTEST_PAUSE)

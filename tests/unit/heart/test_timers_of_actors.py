@@ -48,7 +48,7 @@ def test_limits_of_zero_seconds_are_checked_again_after_a_pause(limits, is_slow)
     watch = DeadlineWatch(ea.Deadlines(**limits), timers, print)
     now = time.monotonic()
     activity = Activity("call", 0, 1, now)
-    assert [watch.is_slow(activity), watch.is_slow(activity)] == [is_slow, False]
+    assert [watch.check_again(activity), watch.check_again(activity)] == [is_slow, False]
     assert min(loop.times) >= now + 0.005
 
 
@@ -56,7 +56,7 @@ def test_a_slow_step_is_reported_once_although_its_start_is_an_estimate():
     timers = Timers(IdleLoop, lambda event, *args: event(*args))
     watch = DeadlineWatch(ea.Deadlines(slow=1.0), timers, print)
     now = time.monotonic()
-    judged = [watch.is_slow(Activity("step", 0, 1, now - ago)) for ago in (3.0, 3.1, 2.9, 1.0, 1.1)]
+    judged = [watch.check_again(Activity("step", 0, 1, now - ago)) for ago in (3.0, 3.1, 2.9, 1.0, 1.1)]
     assert judged == [True, False, False, True, False]
 
 
@@ -86,4 +86,4 @@ def test_a_request_that_an_interrupt_has_left_behind_does_not_count_as_running()
 def test_a_step_that_began_when_the_machine_had_just_booted_is_reported(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 90.0)
     watch = DeadlineWatch(ea.Deadlines(slow=60.0), Timers(IdleLoop, lambda event, *args: event(*args)), print)
-    assert watch.is_slow(Activity("step", 0, 1, 20.0))
+    assert watch.check_again(Activity("step", 0, 1, 20.0))
