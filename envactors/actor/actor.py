@@ -323,14 +323,17 @@ class Actor(ActorBase):
         if loan is None:
             return
 
-        # Near the recursion limit, a RecursionError may end `on_frames` in the middle of a change. Its context then
-        # schedules the repair, which needs a few frames, too. They are there: `loans.lend` has just used more of them.
         try:
             until = loan.until if until is None else min(until, loan.until)
             spins = self.spin.caller_spins
             while self.loans.current is loan and not future.done() and loan.worker.wait_for_reply(until, spins=spins):
                 self.on_frames(loan.worker)
                 spins = False
+        except RecursionError:
+            # It may have ended a change in `on_frames`, and its context before that has scheduled the repair. Enough
+            # frames are left here: `loans.lend` has used more of them.
+            self.runtime.loop.call_soon(self.lock.repair_if_interrupted)
+            raise
         finally:
             with self.lock:
                 if self.loans.current is loan:
