@@ -164,11 +164,12 @@ class ResultWaiters:
     def _publish_ring_at(self) -> None:
         """Tell workers at how many written rows to ring; with a number, they also ring for each failure."""
         while True:
-            ring_at = min(filter(None, self.sleepers.values()), default=0)
+            # Copied first: other threads add and remove theirs without a lock.
+            ring_at = min(filter(None, [*self.sleepers.values()]), default=0)
             for actor in self.actors:
                 if (page := actor.page) is not None:
                     page.ring_at(ring_at)
-            if ring_at == min(filter(None, self.sleepers.values()), default=0):
+            if ring_at == min(filter(None, [*self.sleepers.values()]), default=0):
                 return
             self.ring()  # this has overwritten the number of another thread, which may have missed a ring
 

@@ -63,6 +63,19 @@ def test_a_ring_has_threads_look_again(stages):
     assert results == [True]
 
 
+def test_a_thread_may_begin_to_wait_while_another_one_publishes_its_number(stages):
+    waiters = stages(1).table.waiters
+
+    class Joining(int):
+        def __bool__(self):
+            waiters.sleepers[object()] = 1
+            return True
+
+    waiters.sleepers[object()] = Joining(2)
+    waiters._publish_ring_at()  # another thread begins to wait in the midst of this
+    waiters.sleepers.clear()
+
+
 def test_two_threads_wait_for_different_envs(stages):
     stage = stages(2)
     stage.start([1], [0])
