@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess, blames_request
@@ -23,20 +22,6 @@ from envactors.mailbox.slab import slice_of
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, QUEUED, EnvTable
-
-
-class RowProgress(NamedTuple):
-    """How far a worker has come with its rows.
-
-    Attributes:
-        unfinished: The steps and resets whose rows are not complete, in the order in which the worker runs them.
-        running: The one of them that runs; None if none does.
-        since: When the worker last began one (`time.monotonic`).
-    """
-
-    unfinished: list[Activity]
-    running: Activity | None
-    since: float
 
 
 class RowsJob(Job):
@@ -125,32 +110,32 @@ class RowsJob(Job):
 
     def activity(self) -> Activity | None:
         """Return the step or reset that the worker runs, or begins next; None if all rows are complete."""
-        progress = self.progress()
-        if progress.running is not None or not progress.unfinished:
-            return progress.running
+        rows, running = self._find_uncompleted()
+        if running is not None or (page := self.actor.page) is None or not rows:
+            return running
         # When the next env begins is unknown. Its time counts from the start of the env before it.
-        return progress.unfinished[0]._replace(started_at=max(progress.since, self._posted_at))
+        return rows[0]._replace(started_at=max(page.progress().since, self._posted_at))
 
     def on_late(self, activity: Activity) -> None:
         """Ignore the result of a row that has missed its deadline."""
         self.table.miss_deadline(activity.index)
 
-    def progress(self) -> RowProgress:
-        """Read how far the worker has come."""
+    def _find_uncompleted(self) -> tuple[list[Activity], Activity | None]:
+        """Return the posted rows that are not complete, in the order in which they run, and the one that runs now."""
         table, page, running = self.table, self.actor.page, None
         if page is None:
-            return RowProgress(unfinished=[], running=None, since=0.0)
+            return [], None
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.rows.is_complete(index)]
         progress = page.progress()
         index = self._indices.start + progress.position
         call_id = progress.call_id
         # Env code may have overwritten the position. The worker may also have completed that step, but too late: then
-        # it is among the unfinished ones, and does not run.
+        # it is among those that are not complete, and does not run.
         if index in ids and table.rows.posted_ids[index] == call_id and table.rows.written_ids[index] != call_id:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started_at=progress.since, method=method)
-        return RowProgress(list(map(table.activity, ids)), running, progress.since)
+        return list(map(table.activity, ids)), running
 
     def blame(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
@@ -162,7 +147,7 @@ class RowsJob(Job):
 
     def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
         """Return the rows that an ended process has not completed."""
-        rows, running, _ = self.progress()
+        rows, running = self._find_uncompleted()
         return Uncompleted(culprit=self._find_culprit(process, rows, running), running=running, rows=rows)
 
     def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:

@@ -95,7 +95,7 @@ class Invariants:
             return ""
         if process.worker is None:
             return "it has no process"
-        if envs.rows_job.progress().unfinished and running is not envs.rows_job:
+        if envs.rows_job.activity() is not None and running is not envs.rows_job:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
             return ""  # that may be `Actor._proceed`
