@@ -101,7 +101,6 @@ class InlineEngine(Engine):
         self._steps: list[Callable[..., Fields]] = [self._run_missing] * count
         self._resets: list[Callable[..., Fields]] = [self._run_missing] * count
         self._counters: list[Any] = [None] * count
-        self._closed: set[int] = set()  # the envs of closed actors
         # How many requests each env has run that `Episodes.steps` does not count: resets, and all that have failed.
         self._requests_beside_steps = [0] * count
         self._is_timing = False
@@ -142,8 +141,6 @@ class InlineEngine(Engine):
         if self._is_timing:
             self._times[actor].add(self._pages[actor])
         self._refresh_envs(actor)
-        if actor.closed.is_set:
-            self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)
 
@@ -211,7 +208,7 @@ class InlineEngine(Engine):
         self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), check_actions: bool = True
     ) -> None:
         del streams
-        if self._closed:
+        if self.episodes.flags != self.episodes.no_flags:  # envs of closed actors have `NEW_PROCESS`
             self.check_open(envs, "step")
         self.check_idle(envs)
         self.episodes.check_steppable(envs.ids)
@@ -283,8 +280,8 @@ class InlineEngine(Engine):
 
     def check_open(self, envs: Selection, method: str) -> None:
         for index in envs.ids:
-            if index in self._closed:
-                raise self._actor_by_env[index].unusable_error(Activity(method, index))
+            if (actor := self._actor_by_env[index]).closed.is_set:
+                raise actor.unusable_error(Activity(method, index))
 
     def check_idle(self, envs: Selection) -> None:
         self._check_caller(envs.ids)
@@ -424,9 +421,14 @@ class InlineEngine(Engine):
         # In-process, the restart policy limits only how often a reset is repeated.
         most = max(1, min(policy.max_restarts, MOST_WITHOUT_BACKOFF))
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        has_result, failed_resets = self.episodes.has_result(index), self.episodes.failed_resets[index]
-        ran_reset = loss.activity.method == "reset"
-        facts = RequestFacts(user_called_reset, has_result, ran_reset, failed_resets, most, reports_lost_episode=True)
+        facts = RequestFacts(
+            user_called_reset=user_called_reset,
+            has_result=self.episodes.has_result(index),
+            ran_reset=loss.activity.method == "reset",
+            failed_resets=self.episodes.failed_resets[index],
+            most_failures=most,
+            reports_lost_episode=True,
+        )
         loss = loss._replace(may_continue=actor.is_usable)
         decision = decide(loss, facts, self.episodes.on_failure, self.episodes.autoreset)
         self.episodes.apply(index, decision)
