@@ -70,7 +70,7 @@ class Engine(abc.ABC):
         """Return some envs."""
         return Selection(ids=ids, array_index=np.array(ids, np.int64))
 
-    def close(self) -> None:  # noqa: B027 # in-process, nothing does
+    def close(self) -> None:  # noqa: B027 # in-process envs have nothing else to free
         """Free whatever belongs to no actor, once the actors are closed; may be called again."""
 
     # Statistics ------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def busy(self) -> list[int]:
-        """Return the envs whose results were not delivered."""
+        """Return the envs with a request whose result was not delivered, running or not."""
 
     @abc.abstractmethod
     def receivable(self) -> list[int]:

@@ -424,8 +424,8 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if self._find_results(envs.ids) != found:
                 return None  # a signal handler or another thread has taken some
-            for group, mine in envs.by_group:
-                group.recover(group.recovery.unreadable_loss(i, unreadable[i]) for i in mine if i in unreadable)
+            for group, ids in envs.by_group:
+                group.recover(group.recovery.unreadable_loss(i, unreadable[i]) for i in ids if i in unreadable)
             if unreadable and self.episodes.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(envs.ids, is_all=envs.is_all)

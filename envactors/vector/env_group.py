@@ -56,7 +56,8 @@ class EnvGroup(Tenant):
         indices: The indices of the envs of the actor.
         recovery: Handles their requests without results, and brings them back in a new process.
         rows_job: Their rows, as the running job of the actor.
-        end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
+        end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; does nothing
+            before the first call of `set_policy`.
     """
 
     def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycler: Recycler) -> None:
@@ -166,9 +167,9 @@ class EnvGroup(Tenant):
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
         saves_due = self.table.journals.saves_due
-        mine = sorted(saves_due.intersection(self.indices))
-        saves_due.difference_update(mine)
-        for index in mine:
+        due = sorted(saves_due.intersection(self.indices))
+        saves_due.difference_update(due)
+        for index in due:
             future: ActorFuture[Any] = ActorFuture(self.actor, None)
             save = dumps(tuple(Save(index - self.indices.start)))
             log = functools.partial(self._log_unsaved, index)

@@ -83,6 +83,7 @@ class RequestLoss(NamedTuple):
         failure: The worker's report of what the env raised; None without one. It excludes a ``reason``.
         reason: Why the parent ended the process; None unless this request, or another env that raised, is why.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or its process crashed in it or was late.
+            In-process it stays False, since no `REDO` has used up the second try with the user's seed.
         episode_is_over: Whether the env has no running episode any more: the request failed in a reset, perhaps in one
             within a step, or the step ended the episode before its result turned out to be unreadable.
         result_is_recorded: Whether episode and journal have recorded the result, and only unpickling it has failed.

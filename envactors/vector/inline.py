@@ -89,8 +89,8 @@ class InlineEngine(Engine):
         self.envs_per_process: list[int] = [count]
         self._last = InlineLastResults(described, count, keeps_infos=settings.on_failure != "raise")
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
-        self._pending_infos: dict[int, Any] = {}
-        self._pending_errors: dict[int, BaseException] = {}
+        self._undelivered_infos: dict[int, Any] = {}
+        self._undelivered_errors: dict[int, BaseException] = {}
         # The running batches, the outermost one first. A batch that was interrupted stays until the next one.
         self._running_batches: list[_InlineRequests] = []
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, which `reset` calls.
@@ -168,7 +168,7 @@ class InlineEngine(Engine):
         # The results of running requests, which another thread may have begun, are not there for `receive`: they go to
         # the futures of these requests, or to the call that runs them.
         with self._lock:
-            ready, running = [*self._pending_infos, *self._pending_errors], self._running_ids()
+            ready, running = [*self._undelivered_infos, *self._undelivered_errors], self._running_ids()
             return [index for index in ready if index not in running] if running else ready
 
     # Snapshots -------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class InlineEngine(Engine):
     def _run_steps(self, running: _InlineRequests, actions: Iterable[Any]) -> None:
         """Run a step of each env, or the reset that takes its place; keep the results and failures."""
         # Local variables make the loop faster.
-        episodes, infos, steps, take = self.episodes, self._pending_infos, self._steps, self._last.take
+        episodes, infos, steps, take = self.episodes, self._undelivered_infos, self._steps, self._last.take
         resets_within_step, record_bare_step = episodes.autoreset.resets_within_step, episodes.record_bare_step
         awaits_autoreset, seeds, flags = episodes.awaits_autoreset, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
@@ -289,7 +289,7 @@ class InlineEngine(Engine):
 
     def _check_delivered(self, ids: list[int]) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending, or an interrupt has ended its request."""
-        infos, errors, without = self._pending_infos, self._pending_errors, self._envs_without_result
+        infos, errors, without = self._undelivered_infos, self._undelivered_errors, self._envs_without_result
         if (infos or errors or without) and (busy := [i for i in ids if i in infos or i in errors or i in without]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
 
@@ -362,7 +362,7 @@ class InlineEngine(Engine):
             seed = episodes.seed_of_reset(index, incarnation)
         try:
             fields = self._resets[index](seed, copy_value(options))  # a later attempt needs the options
-            self._pending_infos[index] = self._last.take(index, fields, is_first=True)
+            self._undelivered_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
             self._lose(running, Progress.ENDED, error, "reset", episode_is_over=True)
             return False
@@ -398,8 +398,8 @@ class InlineEngine(Engine):
             for loss in [running.losses.pop(index) for index in [*running.losses]]:
                 self._recover(running, loss)
         for index, future in zip(running.ids, futures, strict=False):
-            error = self._pending_errors.pop(index, None)
-            step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None
+            error = self._undelivered_errors.pop(index, None)
+            step = self._last.read(index, self._undelivered_infos.pop(index)) if error is None else None
             future.set_outcome(ReadyOutcome(step, error))
         self._running_batches.remove(running)
 
@@ -437,16 +437,16 @@ class InlineEngine(Engine):
             make_error = functools.partial(actor.errors.env_raised, loss.activity, loss.incarnation, actor.pid)
             actor.replace_after_raise(loss.incarnation, functools.partial(make_error, error, text))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
-            self._pending_errors[index] = error
+            self._undelivered_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
             self._last.truncate(index, actor.process.incarnation, is_first=False)
-            self._pending_infos[index] = failure_info({}, loss.error)
+            self._undelivered_infos[index] = failure_info({}, loss.error)
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
             last = None if user_called_reset else self.read_last(index)
             if self._run_reset(running, index, keeps_seed=not decision.changes_seed):
                 before = last and (last.obs, last.info)
-                self._pending_infos[index] = failure_info(self._pending_infos[index], loss.error, before)
+                self._undelivered_infos[index] = failure_info(self._undelivered_infos[index], loss.error, before)
                 if not user_called_reset:
                     self._last.truncate(index, actor.process.incarnation, is_first=True)
 
@@ -457,7 +457,7 @@ class InlineEngine(Engine):
     ) -> Delivered:
         del timeout, deadline
         with self._lock:  # so that no other thread takes the same results, or steps the envs while they are copied
-            pending, errors = self._pending_infos, self._pending_errors
+            pending, errors = self._undelivered_infos, self._undelivered_errors
             failures = {index: errors[index] for index in envs.ids if index in errors} if errors else {}
             ids = [index for index in envs.ids if index not in failures] if failures else envs.ids
             try:
@@ -476,15 +476,15 @@ class InlineEngine(Engine):
 
     def _drop(self, ids: list[int]) -> None:
         """Forget the results and errors of envs."""
-        for outcomes in filter(None, (self._pending_infos, self._pending_errors)):
+        for outcomes in filter(None, (self._undelivered_infos, self._undelivered_errors)):
             for index in ids:
                 outcomes.pop(index, None)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
         ready = self.receivable()
-        failed = [index for index in ready if index in self._pending_errors]
-        succeeded = [index for index in ready if index not in self._pending_errors]
+        failed = [index for index in ready if index in self._undelivered_errors]
+        succeeded = [index for index in ready if index not in self._undelivered_errors]
         envs = self.select(succeeded[:max_envs] + failed)
         return batch_of(envs.ids, self.wait_for_results(envs, None, deadline, "recv"))
 

@@ -76,9 +76,9 @@ class RowsJob(Job):
         # `watch` makes the same test. Without it here, each step would pay for a call that schedules nothing.
         if now + actor.deadline_watch.shortest < actor.deadline_watch.next_check_at:
             actor.deadline_watch.watch(now)
-        mine = [(i - self._indices.start, payloads[i]) for i in ids if i in payloads] if payloads else []
-        if mine:
-            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, packing.pack(mine)))
+        sent = [(i - self._indices.start, payloads[i]) for i in ids if i in payloads] if payloads else []
+        if sent:
+            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, packing.pack(sent)))
         if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self.on_ring)  # the loop resolves the futures
         if actor.jobs.permits is not None:  # other actors may wait until these rows end

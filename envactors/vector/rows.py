@@ -93,7 +93,10 @@ class Rows:
         return int(np.count_nonzero(self.slab.written_ids == self._posted_id_array))
 
     def any_streams(self) -> bool:
-        """Return whether any request streams; see `STREAM` of `envactors.mailbox.control_page`."""
+        """Return whether the last post of any env streams; see `STREAM` of `envactors.mailbox.control_page`.
+
+        Those of envs that are idle by now count, too, so this may be True too often.
+        """
         return 1 in self.ops.translate(_STREAMS_OF_OP)
 
     def lacks_autoreset(self, index: int) -> bool:
@@ -103,7 +106,7 @@ class Rows:
     def content(self, index: int) -> bytes | memoryview | None:
         """Return the info and the object leaves in a complete row, pickled; None if there are none.
 
-        Nor are there any if env code writes to the memory meanwhile, so that the encoding is another one by now.
+        Also None if env code has overwritten the encoding since the row was found complete.
         """
         encoding = self.infos.encodings[index]
         if encoding == PLAIN:
@@ -137,12 +140,12 @@ class Rows:
 
     def end_process(self, envs: range) -> None:
         """Leave no rows for the next process of an actor: it would run all that are posted and not completed."""
-        mine = slice_of(envs)
+        at = slice_of(envs)
         self.overdue.difference_update(envs)
-        self.slab.written_ids[mine] = self.slab.posted_ids[mine] = self._posted_id_array[mine]
+        self.slab.written_ids[at] = self.slab.posted_ids[at] = self._posted_id_array[at]
 
     def begin_rollout(self, envs: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
-        mine = slice_of(envs)
-        self.posted_incarnations[mine] = self.incarnations[mine]
-        self._posted_id_array[mine] = self.slab.written_ids[mine] = self.slab.posted_ids[mine] = call_id
+        at = slice_of(envs)
+        self.posted_incarnations[at] = self.incarnations[at]
+        self._posted_id_array[at] = self.slab.written_ids[at] = self.slab.posted_ids[at] = call_id

@@ -156,10 +156,10 @@ class ResultWaiters:
         """Raise if env code of this vector would wait for more outcomes than the other actors have missing."""
         if self.actors[0].config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
-        mine = next((actor for actor in self.actors if actor.is_run_by_this_thread), None)
-        others = (index for actor in self.actors if actor is not mine for index in actor.config.indices)
-        if mine is not None and missing > sum(map(self._is_pending, others)):
-            raise mine.errors.called_by_own_env()
+        own = next((actor for actor in self.actors if actor.is_run_by_this_thread), None)
+        others = (index for actor in self.actors if actor is not own for index in actor.config.indices)
+        if own is not None and missing > sum(map(self._is_pending, others)):
+            raise own.errors.called_by_own_env()
 
     def _publish_ring_at(self) -> None:
         """Tell workers at how many written rows to ring; with a number, they also ring for each failure."""
