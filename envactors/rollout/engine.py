@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,10 +72,10 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         recipe = PolicyRecipe(next(self._policy_ids), make_policy, seed)
-        message = Extend(policy_runner.set_policy, (recipe,))
+        message, limit = Extend(policy_runner.set_policy, (recipe,)), self._actors[0].config.deadlines.start
+        deadline = math.inf if limit is None else limit  # None would be that of calls
         futures: list[ActorFuture[Any]] = [
-            send_request(actor, Kind.EXTEND, message, "set_policy", deadline=actor.config.deadlines.start)
-            for actor in self._actors
+            send_request(actor, Kind.EXTEND, message, "set_policy", deadline=deadline) for actor in self._actors
         ]
         loads = all(results_of(futures))
         rows, lock = self._table.slab.layout, self._table.lock

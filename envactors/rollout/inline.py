@@ -85,7 +85,8 @@ class InlineRolloutEngine(RolloutEngine):
                 policy.rollout_index = self._next_index
                 InlinePart(self._engine, buffer, policy, results).run()
             except Exception as error:
-                results.policy_error = results.policy_error or error
+                if results.policy_error is None:
+                    results.policy_error = error
         results.accepted_steps.update(enumerate(buffer.trajectory.steps_complete.tolist()))
         indices = range(policies[0].indices.start, policies[-1].indices.stop)
         versions = np.full(len(policies), self._version)

@@ -220,7 +220,8 @@ class RolloutEnvs:
         After a step or reset, that is its env, unless its result was complete. After a call of the policy, also of its
         `load`, that is each env whose action comes next, unless that was written. So a policy that crashes in each
         process ends with the rollout. An env whose episode is over fails in neither: its next process repeats the last
-        observation.
+        observation. Making the policy belongs to the start of a process, so no env fails in that, and only
+        `RestartPolicy` limits how often it is tried.
         """
         step = self.next_step
         at_step = [index for index, accepted in self.accepted_steps.items() if accepted == step < self.steps]

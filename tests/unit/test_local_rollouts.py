@@ -119,6 +119,22 @@ def test_parameters_that_a_policy_could_not_load_are_loaded_by_the_next_rollout(
         assert rollout.policy_version.tolist() == [2, 2, 2]
 
 
+class EmptyError(ValueError):
+    def __len__(self):
+        return 0
+
+
+def test_the_first_error_of_a_policy_is_raised_also_if_it_counts_as_false():
+    def raise_error(obs, context):
+        raise EmptyError(context.env_ids[0])
+
+    with ea.VectorEnv([Env] * 2, backend="inline") as envs:
+        envs.set_policy(lambda: raise_error)
+        envs.reset(seed=0)
+        with pytest.raises(EmptyError, match="0"):
+            envs.rollout(1)
+
+
 @pytest.mark.parametrize("on_failure", ["raise", "renew"])
 def test_failures_of_an_env_without_an_episode_to_play_do_not_end_an_evaluation(on_failure):
     factories = [lambda: Env(300), lambda: Env(300, raises_at=5)]

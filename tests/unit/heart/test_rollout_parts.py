@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import signal
 import threading
 import time
@@ -596,6 +597,16 @@ def test_the_next_process_makes_the_policy_again(stages):
     stage.run()
     assert stage.play(stage.envs.rollout, 2).valid.all()
     assert stage.envs.actors[0].incarnation == 1
+
+
+def test_making_the_policy_has_no_deadline_without_one_for_starts(stages):
+    stage = stages(1, deadlines=ea.Deadlines(start=None, call=SOON))
+    thread = StoppingThread(lambda: stage.envs.set_policy(PlayedPolicy)).start()
+    wait_until(lambda: stage.worker().has_request)
+    activity = stage.actor().jobs.running.activity()
+    stage.run()
+    assert thread.ends_within(SOON)
+    assert (activity.method, activity.late_at) == ("set_policy", math.inf)
 
 
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
