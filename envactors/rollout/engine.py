@@ -67,8 +67,6 @@ class WorkerRolloutEngine(RolloutEngine):
         self._memory = memory
         self._policy_ids = itertools.count(1)
         self._buffers = TrajectoryBuffers(memory)
-        # Oldest first.
-        self._in_flight: list[RolloutInFlight] = []
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         recipe = PolicyRecipe(next(self._policy_ids), make_policy, seed)
@@ -81,14 +79,16 @@ class WorkerRolloutEngine(RolloutEngine):
         rows, lock = self._table.slab.layout, self._table.lock
         inferred = self._engine.observation_spec if self._engine.batcher.infers_spec else None
         layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, inferred)
-        parameters = ParameterStore(self._memory, lock, lambda: [each.terms.parameters for each in self._in_flight])
+        parameters = ParameterStore(
+            self._memory, lock, lambda: [each.terms.parameters for each in self._table.rollouts_in_flight]
+        )
         self._recipe, self._parameters, self._layout = recipe, parameters, layout
         return loads
 
     def require_resets(self) -> None:
         lock = self._table.lock
         with lock, lock.change(*self._actors):
-            if not self._in_flight:  # an interrupted evaluation leaves one, which may still step the envs
+            if not self._table.rollouts_in_flight:  # an interrupted evaluation leaves one, which may still step
                 super().require_resets()
 
     def start(self, steps: int, parameters: Any, *, each: bool = False) -> RolloutFutures:
@@ -101,12 +101,12 @@ class WorkerRolloutEngine(RolloutEngine):
         3. In one change, check again, since a signal handler or another thread may have started rollouts or steps
            meanwhile. Then everything begins.
         """
-        lock = self._table.lock
-        # A future is resolved a few statements before its rollout leaves `_in_flight`. This waits for the end of such a
-        # change.
+        table, lock = self._table, self._table.lock
+        # A future is resolved a few statements before its rollout is not in flight any more. This waits for the end of
+        # such a change.
         lock.repair_if_interrupted()
 
-        continued = self._in_flight[-1] if self._in_flight else None
+        continued = table.rollouts_in_flight[-1] if table.rollouts_in_flight else None
         self._check_startable(continued)
 
         pickled = self._pickle_parameters(parameters)
@@ -115,8 +115,8 @@ class WorkerRolloutEngine(RolloutEngine):
         written = None if pickled is None else self._parameters.write(*pickled)
 
         with lock, lock.change(*self._actors):
-            if self._in_flight:  # else the last one has ended meanwhile, and this continues it
-                continued = self._in_flight[-1]
+            if table.rollouts_in_flight:  # else the last one has ended meanwhile, and this continues it
+                continued = table.rollouts_in_flight[-1]
             try:
                 self._check_startable(continued)
             except EnvActorsError as refusal:
@@ -130,7 +130,7 @@ class WorkerRolloutEngine(RolloutEngine):
             rollout = RolloutInFlight(self, terms, hold, each=each)
             futures = list(rollout.parts_by_future)
             self._next_index += 1
-            self._set_in_flight([*self._in_flight, rollout])
+            table.record_rollouts([*table.rollouts_in_flight, rollout])
             for part in rollout.parts:
                 part.enqueue()
         return futures
@@ -152,30 +152,25 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _check_in_flight(self, *, fewer_than: int) -> None:
         """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""
-        if (count := len(self._in_flight)) >= fewer_than:
+        if (count := len(self._table.rollouts_in_flight)) >= fewer_than:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
         super().check_free()
 
     def forget(self, rollout: RolloutInFlight) -> None:
         """Record that a rollout is not in flight any more, since all its parts have ended."""
         self._layout = rollout.terms.buffer.trajectory.layout
-        self._set_in_flight([other for other in self._in_flight if other is not rollout])
+        in_flight = self._table.rollouts_in_flight
+        self._table.record_rollouts([other for other in in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
         """End the parts of an actor after an interrupt, and repeat the statements that it may have skipped.
 
         - A part may have ended, and not left the queue of its actor: so this goes through the rollouts, not the queue.
         - A part may have ended, and its future not been resolved: so this calls `deliver`.
-        - `_set_in_flight` may have set the list, and not the count of the table: so this calls it again.
         """
-        for rollout in list(self._in_flight):
+        for rollout in self._table.rollouts_in_flight:
             rollout.parts[position].fail(error_of)
             rollout.deliver()
-        self._set_in_flight(self._in_flight)
-
-    def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
-        self._in_flight = rollouts
-        self._table.record_rollouts(len(rollouts))
 
 
 class RolloutInFlight:

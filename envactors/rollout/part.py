@@ -89,11 +89,8 @@ class RolloutPart(Job):
         # - "begun": the trajectory has the last observations of the rows. The part runs, or waits for the next process.
         # - "ended": the rows have the last results of the trajectory.
         self._stage: Literal["new", "begun", "ended"] = "new"
-        # Whether the order has the recipe of the policy: the worker has asked for it, or its process is later than that
-        # of the order before, and starts without a policy.
+        # Whether the order has the recipe of the policy, since the worker has asked for it.
         self._sends_recipe = False
-        # The process of the last order; None before the first.
-        self._incarnation: int | None = None
         # The activity that has missed its deadline: a step, a reset, a call of the policy, or the order. Else None.
         self._late: Activity | None = None
         # The step in which an env has raised, and its failure, by env, until that is decided about.
@@ -157,8 +154,6 @@ class RolloutPart(Job):
             return None
 
         self._group.table.rows.begin_rollout(progress.indices, self.call_id)
-        self._sends_recipe |= self._incarnation not in (None, actor.process.incarnation)
-        self._incarnation = actor.process.incarnation
         if self._is_remote:
             self._mirror_steps()
         actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)

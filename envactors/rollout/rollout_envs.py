@@ -8,7 +8,7 @@
 In between, the episodes and journals are up to date, and the rows are not. Of rollouts, `envactors.vector` knows
 this:
 
-- `EnvTable` records how many are in flight. `RowEngine` refuses steps meanwhile, and resets wait.
+- `EnvTable` records which are in flight. `RowEngine` refuses steps meanwhile, and resets wait.
 - `Rows` records which process has the current order.
 - `Episodes.record_sequence` records several steps of an env. A reset among them does not clear `RETIRING` if an end of
   an episode among them has set it.

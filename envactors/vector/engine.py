@@ -115,7 +115,7 @@ class RowEngine(Engine):
     def _check_idle(self, envs: Selection) -> None:
         table = self.table
         if table.rollouts_in_flight:
-            raise AlreadyPendingError(f"{table.rollouts_in_flight} rollouts are in flight: wait for them first")
+            raise AlreadyPendingError(f"{len(table.rollouts_in_flight)} rollouts are in flight: wait for them first")
         if envs.is_all and table.are_all(IDLE):
             return
         if busy := [index for index in envs.ids if table.status[index] != IDLE]:
@@ -271,7 +271,7 @@ class RowEngine(Engine):
         self._lock.repair_if_interrupted()
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
         while table.rollouts_in_flight or not all(table.status[index] == IDLE for index in envs.ids):
-            if not table.waiters.wait(lambda: table.rollouts_in_flight + self._count_missing(envs), deadline):
+            if not table.waiters.wait(lambda: len(table.rollouts_in_flight) + self._count_missing(envs), deadline):
                 self._raise_if_late(envs, timeout, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):

@@ -113,7 +113,7 @@ class EnvTable:
             also if the status stays as it was. A thread that copies results without the lock reads the version under
             the lock, before it copies and after. If it has not changed, the copies are valid.
         waiters: The threads that wait for results.
-        rollouts_in_flight: Number of rollouts in flight.
+        rollouts_in_flight: The rollouts in flight, oldest first: each an `envactors.rollout.engine.RolloutInFlight`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class EnvTable:
         self.outcomes: dict[int, Outcome] = {}
         self.version: int = 0
         self.waiters: ResultWaiters = ResultWaiters(rows, self.is_pending)
-        self.rollouts_in_flight: int = 0
+        self.rollouts_in_flight: list[Any] = []
         self._deadlines = deadlines
         # For each status, the value of ``status`` if all envs have it.
         self._all_have = [bytes([status]) * len(self.status) for status in range(FAILED + 1)]
@@ -414,9 +414,9 @@ class EnvTable:
         self.rows.end_process(ids)
         self.version += 1
 
-    def record_rollouts(self, count: int) -> None:
-        """Record how many rollouts are in flight, which waiting threads may count."""
-        self.rollouts_in_flight = count
+    def record_rollouts(self, in_flight: list[Any]) -> None:
+        """Record which rollouts are in flight. Waiting threads may count them."""
+        self.rollouts_in_flight = in_flight
         self.waiters.ring()
 
     def restore(self, index: int, snapshot: EnvSnapshot) -> None:

@@ -94,7 +94,7 @@ def test_a_rollout_takes_all_steps(stages, packed):
     assert rollout.valid.all()
     assert rollout.last_obs.tolist() == [[3, 3, 0], [3, 3, 1]]
     assert stage.engine.counts() == ([3, 3], [0, 0])
-    assert stage.table.rollouts_in_flight == 0
+    assert stage.table.rollouts_in_flight == []
     stage.check()
 
 
@@ -140,7 +140,7 @@ def test_parameters_without_load_are_refused(stages):
     stage = make(stages)
     with pytest.raises(TypeError, match="load"):
         stage.envs.rollout_async(1, 5)
-    assert stage.table.rollouts_in_flight == 0
+    assert stage.table.rollouts_in_flight == []
 
 
 def test_a_start_that_failed_changes_no_parameters_of_a_rollout_in_flight(stages, monkeypatch):
@@ -212,7 +212,7 @@ def test_two_rollouts_may_be_in_flight_and_no_third(stages):
     stage.run()
     assert first.result(SOON).last_obs[:, 0].tolist() == [2, 2]
     assert second.result(SOON).last_obs[:, 0].tolist() == [4, 4]
-    assert stage.table.rollouts_in_flight == 0
+    assert stage.table.rollouts_in_flight == []
 
 
 def test_a_rollout_may_end_while_the_next_one_starts(stages, policy, handle):
@@ -235,7 +235,7 @@ def test_a_caller_that_sees_that_a_rollout_is_done_may_continue(stages, policy, 
     policy.actions = dict.fromkeys(range(99), END)
     stage = make(stages, 1)
     future = stage.envs.rollout_async(1)
-    (rollout,) = stage.envs._rollout_engine._in_flight
+    (rollout,) = stage.table.rollouts_in_flight
     arguments = {"set_policy": [PlayedPolicy], "evaluate": [1], "rollout_async": [1], "step": [[1]]}
     forget, callers = rollout._forget, []
 
@@ -361,7 +361,7 @@ def test_an_env_that_raises(stages, policy, on_failure):
         rollout = stage.play(stage.envs.rollout, 4)
         assert rollout.truncated[:, 0].tolist() == [False, True, False, False]
         assert [(step, index) for step, index, _ in rollout.failures] == [(1, 0)]
-    assert stage.table.rollouts_in_flight == 0
+    assert stage.table.rollouts_in_flight == []
     stage.check()
     stage.reset(seed=1)
 
@@ -411,7 +411,7 @@ def test_a_crash_before_the_worker_begins(stages, packed, on_failure):
         lost = packed if on_failure == "renew" else 0
         assert [(step, index) for step, index, _ in rollout.failures] == [(0, index) for index in range(lost)]
         assert on_failure == "renew" or rewards(rollout) == [[1.0, 2.0]] * 2
-    assert stage.table.rollouts_in_flight == 0
+    assert stage.table.rollouts_in_flight == []
     assert stage.table.are_all(IDLE)
     stage.check()
     stage.reset(seed=1)
@@ -525,7 +525,7 @@ def test_a_crash_at_any_line_of_the_worker(stages, on_failure):
             assert on_failure == "raise"
         else:
             assert on_failure != "replay" or rewards(rollout) == [[1.0, 2.0]] * 2
-        assert stage.table.rollouts_in_flight == 0
+        assert stage.table.rollouts_in_flight == []
         if not ended:
             break
 
@@ -566,7 +566,7 @@ def test_without_restarts_a_crash_ends_the_rollout(stages):
     with pytest.raises(ea.VectorStepError) as caught:
         future.result(SOON)
     assert list(caught.value.failures) == [0]
-    assert stage.table.rollouts_in_flight == 0
+    assert stage.table.rollouts_in_flight == []
 
 
 def test_closing_ends_rollouts(stages):
@@ -610,14 +610,14 @@ def test_making_the_policy_has_no_deadline_without_one_for_starts(stages):
 
 
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
-def test_the_first_order_to_the_process_after_an_exception_has_the_policy(stages, policy, on_failure, monkeypatch):
+def test_the_process_after_an_exception_asks_for_the_policy(stages, policy, on_failure, monkeypatch):
     policy.actions = {1: RAISE}
     stage = make(stages, 1, on_failure=on_failure)
     orders = []
     monkeypatch.setattr(part, "dumps", lambda message: orders.append(part.Order(*message[1])) or dumps(message))
     assert len(stage.play(stage.envs.rollout, 4).failures) == 1
     incarnation = stage.envs.actors[0].incarnation
-    assert [order.recipe is not None for order in orders] == [False] + [True] * incarnation
+    assert [order.recipe is not None for order in orders] == [False] + [False, True] * incarnation
 
 
 def test_a_process_is_recycled_between_rollouts(stages, policy):
@@ -725,7 +725,7 @@ def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stag
             stage.play(stage.envs.rollout, 2)  # so that one buffer is free
         started.clear()
         where = interrupt(start, number, only={"start", "_check_startable", "check_free"}, signum=signum)
-        in_flight = stage.envs._rollout_engine._in_flight
+        in_flight = stage.table.rollouts_in_flight
         assert len(started) in (1, 2), where
         assert started == ["steps"] or len(in_flight) == len(started), where
         assert len({rollout.terms.rollout_index for rollout in in_flight}) == len(in_flight), where
@@ -830,7 +830,7 @@ def check_ended(stage: Stage, futures):
     """Everything ends, and a reset works."""
     stage.run()
     stage.reset(seed=3, timeout=SOON)
-    assert stage.table.rollouts_in_flight == 0
+    assert stage.table.rollouts_in_flight == []
     for future in futures:
         assert future.done()
         future.exception()
