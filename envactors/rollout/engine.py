@@ -106,7 +106,7 @@ class WorkerRolloutEngine(RolloutEngine):
         # such a change.
         lock.repair_if_interrupted()
 
-        continued = table.rollouts_in_flight[-1] if table.rollouts_in_flight else None
+        continued = next(reversed(table.rollouts_in_flight), None)  # the loop may replace the list meanwhile
         self._check_startable(continued)
 
         pickled = self._pickle_parameters(parameters)
@@ -115,8 +115,8 @@ class WorkerRolloutEngine(RolloutEngine):
         written = None if pickled is None else self._parameters.write(*pickled)
 
         with lock, lock.change(*self._actors):
-            if table.rollouts_in_flight:  # else the last one has ended meanwhile, and this continues it
-                continued = table.rollouts_in_flight[-1]
+            # If the last one has ended meanwhile, this continues it.
+            continued = next(reversed(table.rollouts_in_flight), continued)
             try:
                 self._check_startable(continued)
             except EnvActorsError as refusal:

@@ -229,6 +229,20 @@ def test_a_rollout_may_end_while_the_next_one_starts(stages, policy, handle):
         stage.envs.rollout_async(2)
 
 
+def test_a_rollout_may_end_between_two_looks_at_those_in_flight(stages):
+    class EndingRollouts(list):
+        def __len__(self):
+            stage.run()
+            return super().__len__()
+
+    stage = make(stages, 1)
+    stage.envs.rollout_async(2)
+    stage.table.rollouts_in_flight = EndingRollouts(stage.table.rollouts_in_flight)
+    future = stage.envs.rollout_async(2)
+    stage.run()
+    assert future.result(SOON).valid.all()
+
+
 @pytest.mark.parametrize("method", ["set_policy", "evaluate", "rollout_async", "step"])
 def test_a_caller_that_sees_that_a_rollout_is_done_may_continue(stages, policy, method):
     """The future is done before the change ends that resolves it."""
