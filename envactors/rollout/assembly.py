@@ -46,37 +46,40 @@ class ResultsWithoutArrays:
     def add_part(self, part: RolloutPart) -> None:
         """Add the results of one actor. Runs code of users.
 
+        After an error, this first clears the steps that were not accepted in the memory of the trajectory, without the
+        lock.
+
         The infos of truncated steps come last. Each contains the error of its step and, if the step has reset the env,
         the info before it. All are made before any is added: a ``final_info`` is as the worker sent it, without errors.
 
         Raises:
             BaseException: Whatever unpickling raises.
         """
-        progress = part.progress
-        if progress.errors_to_raise:  # the memory after the accepted steps may have those of an earlier rollout
-            progress.drop_unaccepted()
-            progress.trajectory.clear_incomplete(progress.indices)
-        self.accepted_steps.update(progress.accepted_steps)
-        self._read_infos(progress)
-        self.errors_by_step.update(_exceptions_of(progress.errors_by_step))
-        self.errors_to_raise.update(_exceptions_of(progress.errors_to_raise))
+        envs = part.envs
+        if envs.errors_to_raise:  # the memory after the accepted steps may have those of an earlier rollout
+            envs.drop_unaccepted()
+            envs.trajectory.clear_incomplete(envs.indices)
+        self.accepted_steps.update(envs.accepted_steps)
+        self._read_infos(envs)
+        self.errors_by_step.update(_exceptions_of(envs.errors_by_step))
+        self.errors_to_raise.update(_exceptions_of(envs.errors_to_raise))
         if part.policy_error is not None and self.policy_error is None:
             self.policy_error = part.policy_error.read()[1]
-        truncated = [(step, index) for step, index in progress.errors_by_step if progress.accepted_steps[index] > step]
-        self.infos.update({key: self._failure_info(*key, progress) for key in truncated})
+        truncated = [(step, index) for step, index in envs.errors_by_step if envs.accepted_steps[index] > step]
+        self.infos.update({key: self._failure_info(*key, envs) for key in truncated})
 
-    def _read_infos(self, progress: RolloutEnvs) -> None:
+    def _read_infos(self, envs: RolloutEnvs) -> None:
         """Read the infos and object leaves of an actor's steps."""
-        trajectory = progress.trajectory
+        trajectory = envs.trajectory
         if not trajectory.has_all_leaves:
-            for index in progress.indices:
-                if (content := progress.content_before(0, index)) is not None:
+            for index in envs.indices:
+                if (content := envs.content_before(0, index)) is not None:
                     self.objects[0, index] = decode(content)[1]
 
-        steps, indices = trajectory.steps_with_infos(progress.indices, 0, progress.steps)
+        steps, indices = trajectory.steps_with_infos(envs.indices, 0, envs.steps)
         if not steps.size:
             return
-        is_accepted = steps < np.array([*progress.accepted_steps.values()])[indices - progress.indices.start]
+        is_accepted = steps < np.array([*envs.accepted_steps.values()])[indices - envs.indices.start]
         steps, indices = steps[is_accepted], indices[is_accepted]
         cells = steps * trajectory.layout.num_envs + indices
 
@@ -90,12 +93,12 @@ class ResultsWithoutArrays:
             if alike is not None:
                 self.infos.update(zip(keys, alike, strict=True))
             else:
-                self._read_one_by_one(progress, keys)
+                self._read_one_by_one(envs, keys)
 
-    def _read_one_by_one(self, progress: RolloutEnvs, keys: list[tuple[int, int]]) -> None:
+    def _read_one_by_one(self, envs: RolloutEnvs, keys: list[tuple[int, int]]) -> None:
         """Read the infos and object leaves of some steps, which cannot be decoded together."""
         for step, index in keys:
-            content = progress.content_before(step + 1, index)
+            content = envs.content_before(step + 1, index)
             assert content is not None, "a step is accepted only once all of it has come"
             info, objects = decode(content)
             if objects:
@@ -103,9 +106,9 @@ class ResultsWithoutArrays:
             if not isinstance(info, dict) or info:
                 self.infos[step, index] = info
 
-    def _failure_info(self, step: int, index: int, progress: RolloutEnvs) -> dict[str, Any]:
+    def _failure_info(self, step: int, index: int, envs: RolloutEnvs) -> dict[str, Any]:
         """Return the info of a step that failed and was answered with a truncation."""
-        trajectory, failure = progress.trajectory, ReadyOutcome(None, self.errors_by_step[step, index])
+        trajectory, failure = envs.trajectory, ReadyOutcome(None, self.errors_by_step[step, index])
         if not trajectory.starts[step + 1, index]:
             return failure_info({}, failure)
 
@@ -113,14 +116,14 @@ class ResultsWithoutArrays:
         objects, arrays = iter(self.objects.get((step, index), ())), trajectory.observations
         leaves_before = (next(objects) if array is None else array[step, index].copy() for array in arrays)
         obs_before = unflatten(trajectory.layout.observation, leaves_before)
-        info_before = self._info_before(step, index, progress)
+        info_before = self._info_before(step, index, envs)
         return failure_info(self.infos.get((step, index), {}), failure, (obs_before, info_before))
 
-    def _info_before(self, step: int, index: int, progress: RolloutEnvs) -> Any:
+    def _info_before(self, step: int, index: int, envs: RolloutEnvs) -> Any:
         """Return the info that came with the observation before a step; empty without one."""
         if step > 0:
             return self.infos.get((step - 1, index), {})
-        content = progress.content_before(0, index)
+        content = envs.content_before(0, index)
         return {} if content is None else decode(content)[0]
 
 

@@ -19,7 +19,9 @@ RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
 
 
 class RolloutEngine(abc.ABC):
-    """Runs the rollouts of a vector. Call `set_policy` first: before it succeeds, only the repair of actors uses this.
+    """Runs the rollouts of a vector. Call `set_policy` first.
+
+    Until it has succeeded, nothing else is called, except by the repair of an actor after an interrupt.
 
     Args:
         engine: Steps the envs.

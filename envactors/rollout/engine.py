@@ -224,5 +224,5 @@ class RolloutInFlight:
         for part in parts:
             results.add_part(part)
         versions = np.full(len(parts), 0 if terms.parameters is None else terms.parameters.version)
-        indices = range(parts[0].progress.indices.start, parts[-1].progress.indices.stop)
+        indices = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
         return assemble(terms.buffer.trajectory, indices, results, versions, copies=terms.copies)

@@ -190,7 +190,7 @@ class InlinePart:
             batch = batch_of(acting, engine.wait_for_results(selection, None, None, "rollout"))
         except VectorStepError as error:
             return {**error.failures, **self._write_results(step, error.batch)}
-        except Exception as error:  # an actor is closed
+        except Exception as error:  # a request was refused, as by a closed actor
             return dict.fromkeys(acting, error)
         return self._write_results(step, batch)
 

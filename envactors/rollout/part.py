@@ -68,7 +68,7 @@ class RolloutPart(Job):
 
     Attributes:
         sole_waiter: The future that this part alone resolves; None if it shares one.
-        progress: How far each env has got, and its errors.
+        envs: How far each env has got, and its errors.
         policy_error: The error of a failed order, which ends the part: raised by the policy, or because of its output.
             None without one.
     """
@@ -77,7 +77,7 @@ class RolloutPart(Job):
     needs_permit = True
 
     def __init__(self, group: EnvGroup, terms: RolloutTerms, deliver: Callable[[], object]) -> None:
-        self.progress: RolloutEnvs = RolloutEnvs(group, terms.buffer)
+        self.envs: RolloutEnvs = RolloutEnvs(group, terms.buffer)
         self.policy_error: Outcome | None = None
         self._terms = terms
         self._group = group
@@ -106,7 +106,7 @@ class RolloutPart(Job):
     @property
     def has_failed(self) -> bool:
         """Whether an error of an env, of the policy, or of the actor ends the part."""
-        return bool(self.policy_error or self.progress.errors_to_raise)
+        return bool(self.policy_error or self.envs.errors_to_raise)
 
     @property
     def _has_other_parts(self) -> bool:
@@ -117,7 +117,7 @@ class RolloutPart(Job):
     @property
     def _activity_of_order(self) -> Activity:
         """The current order as a whole. It has a deadline if the worker makes the policy in it."""
-        first_index = self.progress.indices.start
+        first_index = self.envs.indices.start
         if self._sends_recipe:
             return Activity("set_policy", first_index, self.call_id, self.started_at, self.actor.config.deadlines.start)
         return Activity("rollout", first_index, self.call_id, self.started_at)
@@ -140,20 +140,20 @@ class RolloutPart(Job):
         Args:
             first: Whether it comes ahead of all other jobs.
         """
-        if reason := self._group.table.episodes.renewal_reason(self.progress.indices):
+        if reason := self._group.table.episodes.renewal_reason(self.envs.indices):
             self.actor.jobs.enqueue(Renewal(why=reason), first=first)
 
     def start(self) -> Job | None:
         """Order the steps that are left. The part may end instead, if envs cannot take them."""
-        progress, actor = self.progress, self.actor
+        envs, actor = self.envs, self.actor
         if self.has_ended:
             return None
         self._begin()
-        progress.settle_lost_episodes(self.call_id)
+        envs.settle_lost_episodes(self.call_id)
         if self._end_if_finished():
             return None
 
-        self._group.table.rows.begin_rollout(progress.indices, self.call_id)
+        self._group.table.rows.begin_rollout(envs.indices, self.call_id)
         if self._is_remote:
             self._mirror_steps()
         actor.deadline_watch.watch(self.started_at, self._activity_of_order.deadline)
@@ -163,12 +163,12 @@ class RolloutPart(Job):
     def _begin(self) -> None:
         """Take the last observations from the rows if it is new; fail envs that an earlier rollout has left failed."""
         if self._stage == "new":
-            self.progress.read_rows()
+            self.envs.read_rows()
             self._stage = "begun"
-            self.progress.fail_lost(self._terms.last_errors)
+            self.envs.fail_lost(self._terms.last_errors)
 
     def _make_order(self) -> Order:
-        terms, progress = self._terms, self.progress
+        terms, envs = self._terms, self.envs
         return Order(
             policy_id=terms.recipe.policy_id,
             recipe=terms.recipe if self._sends_recipe else None,
@@ -176,8 +176,8 @@ class RolloutPart(Job):
             pickled_layout=terms.buffer.pickled_layout,
             places=terms.buffer.places,
             parameters=terms.parameters,
-            plans=[plan.fields() for plan in progress.make_plans()],
-            last_contents=progress.last_contents(),
+            plans=[plan.fields() for plan in envs.make_plans()],
+            last_contents=envs.last_contents(),
         )
 
     def _mirror_steps(self) -> None:
@@ -186,7 +186,7 @@ class RolloutPart(Job):
         The steps come back with the reply.
         """
         worker, buffer = self.actor.process.worker, self._terms.buffer
-        indices, step = self.progress.indices, self.progress.next_step
+        indices, step = self.envs.indices, self.envs.next_step
         assert worker is not None, "jobs start in a live process"
         steps = MirroredSteps(buffer.places, buffer.pickled_layout, indices, step)
         worker.mirror(steps, buffer.trajectory.pack(indices, step))
@@ -205,7 +205,7 @@ class RolloutPart(Job):
             return self._activity_of_order
 
         # The policy acts for all envs, so the first one stands for them. Env code may overwrite the position.
-        indices, position = self.progress.indices, running.position
+        indices, position = self.envs.indices, running.position
         names_env = running.method != METHOD_POLICY and 0 <= position < len(indices)
         index = indices[position if names_env else 0]
         if index in self._raised:  # its step has ended
@@ -228,12 +228,12 @@ class RolloutPart(Job):
         """
         for key, content in packing.unpack(frame.payload):
             if key == STEPS and self._is_remote:
-                self.progress.trajectory.unpack(self.progress.indices, content)
+                self.envs.trajectory.unpack(self.envs.indices, content)
             elif key == RAISED:
                 if self._late is None:
                     load_message(self._record_raised, content)
             else:  # the cell of an info
-                self.progress.add_large_content(key, bytes(content))
+                self.envs.add_large_content(key, bytes(content))
 
     def on_reply(self, frame: Frame) -> bool:
         """Accept the steps, and decide about envs that raised; the part ends with its last step or an error."""
@@ -250,7 +250,7 @@ class RolloutPart(Job):
             try:
                 self._terms.buffer.add_room(reply.needed_layout)
             except VectorEnvError as error:
-                self.progress.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
+                self.envs.fail_all(self.actor.errors.no_memory_for_results(self._activity_of_order, error))
         return self._end_if_finished()
 
     def settle_uncompleted(self, process: ActorProcess) -> Uncompleted:
@@ -260,7 +260,7 @@ class RolloutPart(Job):
             What it has not completed.
         """
         if self._late is not None and not self._is_remote:
-            self.progress.drop_unaccepted()  # completed after the deadline
+            self.envs.drop_unaccepted()  # completed after the deadline
         self._accept_completed()
         uncompleted = super().settle_uncompleted(process)  # asks `activity`, which must know who has raised
         self._recover_raised()  # forgets that
@@ -268,21 +268,21 @@ class RolloutPart(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
-        if culprit.method == "policy" or culprit.index not in self.progress.failed_in(culprit):
+        if culprit.method == "policy" or culprit.index not in self.envs.failed_in(culprit):
             return Inputs()
-        return self._group.recovery.step_inputs(culprit.index, self.progress.posted(culprit.index))
+        return self._group.recovery.step_inputs(culprit.index, self.envs.posted(culprit.index))
 
     def handle_exit(self, process_exit: ProcessExit) -> bool:
         """Decide about the envs of an ended process: about those that it failed in, then about lost episodes."""
         self._late = None
         if process_exit.culprit is not None:
             loss = self._group.recovery.exit_loss(process_exit.culprit, process_exit)
-            for index in self.progress.failed_in(process_exit.culprit):
-                self.progress.apply_fate(index, loss)
+            for index in self.envs.failed_in(process_exit.culprit):
+                self.envs.apply_fate(index, loss)
         if process_exit.has_successor:
-            self.progress.settle_lost_episodes(self.call_id)
-        elif self.progress.next_step < self.progress.steps:
-            self.progress.fail_all(process_exit.error)
+            self.envs.settle_lost_episodes(self.call_id)
+        elif self.envs.next_step < self.envs.steps:
+            self.envs.fail_all(process_exit.error)
         return self._end_if_finished()
 
     def fail(self, error_of: ErrorOf) -> None:
@@ -290,16 +290,16 @@ class RolloutPart(Job):
         if self.has_ended:
             return
         self._begin()  # its result has the last observations
-        self.progress.fail_all(error_of(self._activity_of_order))
+        self.envs.fail_all(error_of(self._activity_of_order))
         self._end()
 
     def _accept_completed(self) -> None:
         """Accept the steps that the worker has completed."""
-        self.actor.jobs.record_completed(self.progress.accept_completed())
+        self.actor.jobs.record_completed(self.envs.accept_completed())
 
     def _record_raised(self, position: int, step: int, *fields: Any) -> None:
         """Record an env that has raised, as a piece says."""
-        self._raised[self.progress.indices[position]] = step, Failure(*fields)
+        self._raised[self.envs.indices[position]] = step, Failure(*fields)
 
     def _recover_raised(self) -> None:
         """Decide about the envs that have raised.
@@ -308,13 +308,13 @@ class RolloutPart(Job):
         """
         raised, self._raised = self._raised, {}
         for index, (step, failure) in raised.items():
-            if step == self.progress.accepted_steps[index]:
-                loss = self._group.recovery.raised_loss(self.progress.activity(index, self.call_id), failure)
-                self.progress.apply_fate(index, loss)
+            if step == self.envs.accepted_steps[index]:
+                loss = self._group.recovery.raised_loss(self.envs.activity(index, self.call_id), failure)
+                self.envs.apply_fate(index, loss)
 
     def _end_if_finished(self) -> bool:
         """End the part if nothing is left to run; return whether it has ended."""
-        if self.has_failed or self.progress.next_step >= self.progress.steps:
+        if self.has_failed or self.envs.next_step >= self.envs.steps:
             self._end()
         return self.has_ended
 
@@ -327,8 +327,8 @@ class RolloutPart(Job):
         """
         if self.has_ended:
             return
-        self.progress.write_rows()  # the next part of the actor, and the next steps, begin with them
-        self._terms.last_errors.update(self.progress.errors_to_raise)  # rollouts that continue this one fail these envs
+        self.envs.write_rows()  # the next part of the actor, and the next steps, begin with them
+        self._terms.last_errors.update(self.envs.errors_to_raise)  # rollouts that continue this one fail these envs
         self._stage = "ended"  # only now may anybody read its result, or start the next part
         deliver, self._deliver = self._deliver, lambda: None  # so that the rollout is freed with its futures
         deliver()

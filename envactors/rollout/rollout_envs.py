@@ -98,9 +98,9 @@ class RolloutEnvs:
         """Copy the last observations of the envs to the first row of the trajectory."""
         last_rows, mine = self._table.last_rows, slice_of(self.indices)
         self.trajectory.starts[0, mine] = last_rows.are_first(mine)
-        ids, buffer = np.arange(mine.start, mine.stop), last_rows.buffers(mine)
+        ids, halves = np.arange(mine.start, mine.stop), last_rows.buffers(mine)
         for in_rows, in_trajectory in self._observations():
-            in_trajectory[0, mine] = in_rows[buffer, ids]
+            in_trajectory[0, mine] = in_rows[halves, ids]
         self._first_contents = last_rows.contents[mine]
 
     def write_rows(self) -> None:
@@ -112,12 +112,12 @@ class RolloutEnvs:
         taken = {index: len(kinds_of_results(trajectory, index, 0, end)) for index, end in self.accepted_steps.items()}
         ids = np.array([index for index in taken if taken[index]], np.intp)
         after = np.array([taken[index] for index in taken if taken[index]], np.intp)
-        buffer = last_rows.buffers(ids)
+        halves = last_rows.buffers(ids)
         for in_rows, in_trajectory in self._observations():
-            in_rows[buffer, ids] = in_trajectory[after, ids]
+            in_rows[halves, ids] = in_trajectory[after, ids]
         if slab.layout.reward is not None:
-            slab.rewards[buffer, ids] = trajectory.rewards[after - 1, ids]
-        starts, slab.terminated[buffer, ids], slab.truncated[buffer, ids] = trajectory.flags[:3, after, ids]
+            slab.rewards[halves, ids] = trajectory.rewards[after - 1, ids]
+        starts, slab.terminated[halves, ids], slab.truncated[halves, ids] = trajectory.flags[:3, after, ids]
 
         for index, is_first in zip(ids.tolist(), starts.tolist(), strict=True):
             content = self.content_before(taken[index], index)

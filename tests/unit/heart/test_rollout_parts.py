@@ -394,13 +394,13 @@ def test_another_machine_gets_the_observations_of_envs_that_are_ahead(stages, mo
     stage = make(stages, envs_per_actor=2)
     stage.envs.rollout_async(9)
     part = stage.actor().jobs.running
-    trajectory, sent = part.progress.trajectory, []
+    trajectory, sent = part.envs.trajectory, []
     monkeypatch.setattr(stage.worker(), "mirror", lambda _, content: sent.append(content))
     trajectory.observations[0][7, 1] = 7
     trajectory.truncated[6, 1] = True
     trajectory.steps_complete[:] = [5, 7]
     with monkeypatch.context() as patch:
-        patch.setattr(part.progress, "accepted_steps", {0: 5, 1: 7})
+        patch.setattr(part.envs, "accepted_steps", {0: 5, 1: 7})
         part._mirror_steps()
     trajectory.steps_complete[:] = 0
     received = Trajectory(trajectory.layout, [bytearray(size) for size in trajectory.sizes])
@@ -438,7 +438,7 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     stage = make(stages, 1, on_failure=on_failure, autoreset=autoreset)
     future = stage.envs.rollout_async(3)
     worker = stage.worker()
-    trajectory = stage.actor().jobs.running.progress.trajectory
+    trajectory = stage.actor().jobs.running.envs.trajectory
     worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
     trajectory.steps_chosen[0] = 1
     trajectory.actions[0][0, 0] = 1
@@ -488,7 +488,7 @@ def test_a_crash_fails_no_env_whose_episode_is_over(stages, policy, on_failure, 
         stage.worker().play()
         stage.settle()
     part = stage.actor().jobs.running
-    part.progress.trajectory.steps_chosen[0] = method == METHOD_STEP
+    part.envs.trajectory.steps_chosen[0] = method == METHOD_STEP
     stage.worker().page.start_request(part.call_id, method, 0)
     stage.crash()
     stage.run()
@@ -505,7 +505,7 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
     if runs_rollout:
         future = stage.envs.rollout_async(1)
         part = stage.actor().jobs.running
-        trajectory = part.progress.trajectory
+        trajectory = part.envs.trajectory
         trajectory.steps_chosen[0] = 1
         trajectory.steps_complete[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
@@ -562,7 +562,7 @@ def test_an_exception_after_a_missed_deadline_is_dropped(stages, monkeypatch):
     future = stage.envs.rollout_async(3)
     job = stage.actor().jobs.running
     contents = []
-    monkeypatch.setattr(job.progress, "add_large_content", lambda *content: contents.append(content))
+    monkeypatch.setattr(job.envs, "add_large_content", lambda *content: contents.append(content))
     with stage.actor().lock:
         job.on_late(job.activity())
         job.on_reply_piece(Frame(Kind.OVERFLOW, 0, job.call_id, packing.pack([(RAISED, dumps((0, 0)))])))
@@ -678,7 +678,7 @@ def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
     stage.reset(seed=0)
     first = stage.envs.rollout_async(2)
     stage.worker().page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    stage.actor().jobs.running.progress.trajectory.steps_chosen[0] = 1
+    stage.actor().jobs.running.envs.trajectory.steps_chosen[0] = 1
     stage.crash()
     with pytest.raises(ea.VectorStepError):
         first.result(SOON)
@@ -861,7 +861,7 @@ def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     rollout = future.result(SOON)
     with stage.table.lock, stage.table.lock.change(stage.actor()):
         job.fail(lambda _: pytest.fail("it has ended"))
-    assert not job.progress.errors_to_raise
+    assert not job.envs.errors_to_raise
     assert rollout.valid.all()
 
 
