@@ -287,5 +287,6 @@ def _import_all(preload: list[str]) -> str:
                 f"leave {name!r} out of preload, so that each worker imports it"
             )
     gc.freeze()  # a collection in a worker would write to these objects, and so copy them
+    gc.collect()  # likewise: it frees what Python has kept for new tuples and the like
     gc.enable()
     return ""
