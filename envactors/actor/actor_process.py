@@ -88,7 +88,7 @@ class ActorProcess:
         envs_made: How many envs it is known to have made, as long as it starts. The last one is not reported by itself.
         failure: The failure of a factory; None if none has failed.
         failed_at: When it came (`time.monotonic`). The other envs are closed after that.
-        was_standby: Whether the process was a standby, whose envs were made before.
+        was_standby: Whether the process was taken from a standby, so that its envs exist already.
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
         end_reason: Why it ends, other than by itself; None until there is a reason. See `record_end_reason`.

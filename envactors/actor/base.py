@@ -180,7 +180,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def replace_after_raise(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        """Replace a process because one of its envs has raised, as one that has crashed. Call it within a change.
+        """Replace the process of an env that has raised; it counts as a crash. Call this within a change.
 
         Args:
             incarnation: The incarnation of that process. Nothing happens if the current one is another.

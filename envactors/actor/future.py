@@ -81,7 +81,8 @@ class _WaiterLock(RLock):
 
     1. The thread that ends the call writes `state`, without the lock.
     2. The next thread that acquires the lock copies it to `state_for_waiters`, which these functions read. Waiters that
-       were added before have seen no end: they are copied to `early_waiters`. Later threads see it, and add none.
+       were added before have seen no end: they are copied to `early_waiters`. Later threads see it. If they add a
+       waiter, since they also wait for other futures, it expects no notice from this one.
     3. A callback thread acquires the lock once the call has ended, and notifies the waiters in `early_waiters`.
 
     Attributes:

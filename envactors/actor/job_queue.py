@@ -41,7 +41,7 @@ class SharedQueue(Protocol):
 
 
 class JobQueue:
-    """The jobs of one actor. Every method runs within a change of the actor.
+    """The jobs of one actor. Every method that changes something runs within a change of the actor.
 
     A job enters by `enqueue`, by `start_in_process`, or as rows by `try_run_rows`. It leaves by its reply, by `end`, by
     the exit of the process, or by an error. Between two changes, every job in `unfinished` is in one place: in

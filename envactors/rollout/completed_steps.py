@@ -7,8 +7,8 @@ For example, a worker has completed the five steps of the example in `envactors.
     ends      0     0     1     0       0
     starts    0     0     0     1       0      the first observation of an episode comes after the step
 
-`Episodes` records all five at once. One episode has begun, so `record_steps` returns 1. If that has a seed, the journal
-begins anew with it, and then records step 4 alone.
+`Episodes` records all five at once. One episode has begun, so `record_steps` returns 1. If its reset
+had a seed, the journal begins anew with that, and then records step 4 alone.
 """
 
 from __future__ import annotations

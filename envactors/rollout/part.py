@@ -9,8 +9,8 @@
            └▶ handle_exit  it is known why, and what comes next
 
 `on_reply` and `settle_uncompleted` accept the complete steps, and then decide about the envs that have raised.
-`handle_exit` decides about the others without a result. If that leaves steps to run, the actor calls
-`start` again. Otherwise the part ends.
+`handle_exit` decides about the others without a result. If that leaves steps to run, the part goes to the front of the
+actor's queue, which calls `start` again. Otherwise the part ends.
 
 Everything runs under the lock of the vector.
 """

@@ -6,7 +6,8 @@ An `EnvGroup` is the tenant of its actor: the actor tells it about processes, ca
     `EnvRecovery`                  to have failures decided, requests without results resolved, and envs brought back
     `EnvTable`                     to change the state of the envs
 
-None of these knows the group. Every change here happens under the lock of the vector.
+None of these imports this module: jobs reach the group as the tenant of their actor. Every change here happens under
+the lock of the vector.
 """
 
 from __future__ import annotations

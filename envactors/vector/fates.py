@@ -7,8 +7,8 @@ cannot be read. `decide` turns it into a `Decision`, whose main part is the *fat
                          "raise"            "renew"                             "replay"
     its process ended    FAIL; the env      TRUNCATE, or under "same_step"      REDO, in a process that was brought to
     while it ran         needs a reset      RESET                               the same point; else as "renew"
-    the env raised       REPORT             its process is replaced, then       likewise, once
-                                            as after the end of a process
+    the env raised       REPORT, or FAIL    its process is replaced, then       likewise, once
+                         in a reset         as after the end of a process
 
 A request that the worker had not begun gets REDO in the next process, unless it continues an episode that no replay can
 bring back.

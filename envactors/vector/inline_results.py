@@ -31,7 +31,6 @@ class InlineLastResults:
 
     Attributes:
         are_first: Whether each observation is the first of its episode.
-        incarnations: The ``incarnation`` of each result; see `EnvStep`.
     """
 
     def __init__(self, described: Description, count: int, *, keeps_infos: bool) -> None:
