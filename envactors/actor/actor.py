@@ -443,7 +443,7 @@ class Actor(ActorBase):
         """Start a process, or take that of a standby."""
         self.timers.cancel("start", "read", "kill", "backoff")  # timers of the last process
         self.phase = Phase.STARTING
-        self.process = ActorProcess(incarnation, standby, was_standby=standby is not None)
+        self.process: ActorProcess = ActorProcess(incarnation, standby, was_standby=standby is not None)
         self.starter.begin(self.process)
 
     def on_certain_end(self, worker: Worker) -> None:
@@ -608,7 +608,7 @@ class Actor(ActorBase):
 
         process_exit = self._plan_exit(uncompleted)
         if process.has_started:
-            self.last_exit_error = process_exit.error
+            self.last_exit_error: ActorError | None = process_exit.error
         self.log.write_exit(process_exit)
 
         self.tenant.handle_exit(process_exit)

@@ -206,8 +206,8 @@ class InlineActor(ActorBase):
         server, self._server = self._server, None
         self._start_error = None
         self.process.end_reason = reason
-        self.last_exit_error = error or self.errors.exit_during(None, self.process)
-        self.process = ActorProcess(self.process.incarnation + 1)
+        self.last_exit_error: ActorError | None = error or self.errors.exit_during(None, self.process)
+        self.process: ActorProcess = ActorProcess(self.process.incarnation + 1)
         self._report_change()
         if reason is not EndReason.ABORT and server is not None:
             self._close_envs(server)
