@@ -89,10 +89,10 @@ class Actor(ActorBase):
 
     - The worker exits in STARTING or LIVE: the exit is planned, too.
     - A deadline of a start or of a job passes: STOPPING, while the worker writes its stacks.
-    - A factory raises in STARTING, or in LIVE an env whose process is to be replaced: STOPPING, while a callback thread
+    - In STARTING a factory raises, or in LIVE an env whose process is to be replaced: STOPPING, while a callback thread
       unpickles the exception, and then while the worker closes its envs.
     - `abort`, `kill`, an interrupted change, and the timer "close" of an actor that takes too long to close: ENDING.
-    - An actor that is closing has neither a process nor a job left: `_proceed` closes it.
+    - A closing actor has no process and no job left: CLOSED, by `_proceed`.
     - In BACKOFF, the next job is a renewal: STARTING.
 
     Args:
@@ -281,7 +281,7 @@ class Actor(ActorBase):
                 self.end_now(EndReason.ABORT if restart else EndReason.CLOSE)
 
     def _check_can_kill(self, operation: str) -> None:
-        """Refuse to do something that the backend cannot do, since it cannot kill."""
+        """Refuse an operation that may have to kill the process, if the backend cannot kill."""
         if not self.config.backend.traits.can_kill:
             raise self.lock.end_with(self.errors.unsupported_operation(operation))
 
@@ -306,7 +306,7 @@ class Actor(ActorBase):
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
         if self.is_run_by_this_thread:
-            # Env code waits for a request to its actor. That has ended only if it is a row before the one that runs.
+            # Env code waits for its own actor: only a row that the worker ran before the current one can have ended.
             self.run_as_change(self.tenant.collect_completed)
             if until is None and not future.done():
                 raise self.errors.called_by_own_env()
@@ -330,8 +330,8 @@ class Actor(ActorBase):
                 self.on_frames(loan.worker)
                 spins = False
         except RecursionError:
-            # It may have ended a change in `on_frames`, and its context before that has scheduled the repair. Enough
-            # frames are left here: `loans.lend` has used more of them.
+            # It may have ended a change in `on_frames`, and then the exit of its context, before scheduling a repair.
+            # Here the stack has room to schedule one: `loans.lend` was deeper.
             self.runtime.loop.call_soon(self.lock.repair_if_interrupted)
             raise
         finally:
@@ -468,7 +468,7 @@ class Actor(ActorBase):
         return worker
 
     def _on_start_reply(self, frame: Frame) -> None:
-        """Handle the reply to the first message, or the count of the envs that were made before it."""
+        """Handle the reply to the first message, or, before it, the count of the envs made so far."""
         process = self.process
         if frame.kind == Kind.ENV_MADE:
             # `index` returns a count from 0 to `env_count`, and raises ValueError for others.
@@ -578,7 +578,7 @@ class Actor(ActorBase):
             self.starter.record_end(worker, is_certain=process.status.is_certain)
             has_not_served = process.was_standby and not process.has_started
             if has_not_served and is_crash(process.end_reason) and not self.is_closing:
-                self._start_process(process.incarnation)  # a launch; the crash of the standby is none of this actor
+                self._start_process(process.incarnation)  # launch one: the standby crashed before it served this actor
             else:
                 self.finish_process()
 
@@ -640,7 +640,7 @@ class Actor(ActorBase):
 
     @property
     def _needs_no_process(self) -> bool:
-        """Whether the actor is closing, and no job waits before the close, or none of them will get a process."""
+        """Whether the actor is closing, and needs no process: no job waits before the close, or all fail with it."""
         # In ENDING and DEAD, the jobs that wait fail with the close.
         return self.is_closing and (self.phase in (Phase.ENDING, Phase.DEAD) or not self.jobs.has_jobs_before_close)
 

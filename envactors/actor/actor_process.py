@@ -43,7 +43,7 @@ from envactors.options import RestartPolicy
 
 # The call id of the first message to a process; those of jobs begin with 1.
 START_CALL_ID = 0
-# How many failed starts or resets in a row are repeated without a backoff, which would start processes all the time.
+# How many starts or resets in a row may fail without a backoff. Without this limit, processes would start forever.
 MOST_WITHOUT_BACKOFF: Final = 10
 
 
@@ -66,7 +66,7 @@ def is_crash(reason: EndReason | None) -> bool:
 
 
 def is_deliberate(reason: EndReason | None) -> bool:
-    """Return whether this library has ended a process for another reason than a deadline."""
+    """Return whether this library ended a process, other than for a deadline or because a factory raised."""
     return not is_crash(reason) and reason is not EndReason.HELPER_LOST
 
 
@@ -87,7 +87,7 @@ class ActorProcess:
         launched_at: When the launch began (`time.monotonic`).
         envs_made: How many envs it is known to have made, as long as it starts. The last one is not reported by itself.
         failure: The failure of a factory; None if none has failed.
-        failed_at: When it came (`time.monotonic`). The other envs are closed after that.
+        failed_at: When that came (`time.monotonic`); 0.0 if none has. The other envs are closed after that.
         was_standby: Whether the process was taken from a standby, so that its envs exist already.
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
@@ -126,7 +126,7 @@ class ActorProcess:
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
     def record_end_reason(self, reason: EndReason) -> None:
-        """Record why the process ends. The first reason stays; a kill replaces a renewal, and any a failed factory."""
+        """Record a reason. The first stays, but a kill overrides RENEW, and every reason overrides FACTORY_RAISED."""
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         is_first = self.end_reason in (None, EndReason.FACTORY_RAISED)
         if is_first or (self.end_reason is EndReason.RENEW and is_kill):
@@ -156,7 +156,7 @@ class ActorProcess:
 
 
 def most_failures(policy: RestartPolicy) -> float:
-    """Return how many failed starts or resets in a row may be repeated, besides the limits on restarts."""
+    """Return how many starts or resets in a row may fail before no other is tried, besides the limits on restarts."""
     return math.inf if 0 not in (policy.backoff, policy.backoff_max) else MOST_WITHOUT_BACKOFF
 
 
@@ -190,7 +190,7 @@ class _CountedExit(NamedTuple):
 class RestartTracker:
     """The exits of an actor's processes that count against its restart policy.
 
-    These are crashes, missed deadlines, and replacements because an env raised.
+    These are crashes, failed starts, missed deadlines, and replacements because an env raised.
 
     Args:
         policy: The policy.
@@ -251,11 +251,11 @@ class RestartTracker:
         memory = self._policy.window if self._policy.max_lifetime_restarts == math.inf else math.inf
         self._exits = [counted for counted in self._exits if counted.is_granted and counted.when >= now - memory]
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        # The policy is not asked if no process can be started, or if the first one had no place or its factory raised.
+        # Skip the policy if no process can ever be started, or if the first start had no place or its factory raised.
         refusal = process.status.refusal
         had_no_place = refusal is not None and process.end_reason is EndReason.TIMEOUT
-        fails_again = is_first and (had_no_place or process.failure is not None)
-        is_hopeless = fails_again or isinstance(refusal, LaunchRefusedError)
+        first_try_failed = is_first and (had_no_place or process.failure is not None)
+        is_hopeless = first_try_failed or isinstance(refusal, LaunchRefusedError)
         delay = None if is_hopeless else restart_delay(self._policy, self._granted(-math.inf), now, self.failed_starts)
 
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never

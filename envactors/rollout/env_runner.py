@@ -61,10 +61,10 @@ class EnvRunner:
         for view in (*self._views, self._starts):
             if view is not None:
                 view.flags.writeable = False
-        # All observations, by step, if they have only one leaf, which has an array; else None.
+        # The observations of all envs, by step; None if they are dicts, tuples, or objects.
         self._only_leaf = trajectory.observations[0] if isinstance(layout.observation, ArraySpec) else None
 
-        # All actions, by step, if they are one array; else None.
+        # The actions of all envs, by step; None if they are dicts or tuples, or not known yet.
         self._all_actions = trajectory.actions[0] if isinstance(layout.action, ArraySpec) else None
         # Where `write_output` writes fast outputs of the policy: all actions, flat, the shape of an output, and the
         # size of one action. It has None if no output can be fast.
@@ -112,15 +112,15 @@ class EnvRunner:
     def run(self, order: Order) -> Iterator[tuple[int, Any, npt.NDArray[np.bool_]]]:
         """Carry out an order, until all steps are complete or an env raises; the other envs still take that step.
 
-        Most results are *fast*: a vector of numbers (one leaf), a float, and a dict, of a step without a reset within
-        it. This loop writes them, from local variables, since one call more per step makes rollouts of light envs 7 %
-        slower.
+        Most results are *fast*: the observation is one vector of numbers, the reward a float, the info a dict, and the
+        step has no reset within it. This loop writes them itself, since one call more per step makes rollouts of light
+        envs 7 % slower.
 
         `_write_result` writes all other results. It also takes over if writing a fast one raises, as for an observation
-        that must be converted: it writes everything again, or raises. The end of an episode must not be written twice,
-        so it comes after everything that may raise.
+        that must be converted: it writes everything again, or raises. The plan must not pass a boundary twice, so
+        `_write_boundary` comes after everything else that may raise.
 
-        Checksums, object leaves, and times are left to `_write_result`. Envs that need them have no fast results.
+        Only `_write_result` writes checksums, object leaves, and spans: envs that need them have no fast results.
 
         Yields:
             Each step that has no actions yet, the observations before it, and whether each begins its episode. Write
@@ -128,9 +128,9 @@ class EnvRunner:
         """
         trajectory, page, forks, has_raised = self.trajectory, self._page, context.forks, False
         counters, times, now = page.counters, page.times, time.monotonic
-        num_envs, first, all_starts = trajectory.layout.num_envs, self._indices.start, self._starts
+        num_envs, first_env, own_starts = trajectory.layout.num_envs, self._indices.start, self._starts
         steps_complete, steps_chosen = self._steps_complete, trajectory.steps_chosen.data
-        views = None if self._only_leaf is None else self._views[0]
+        own_views = None if self._only_leaf is None else self._views[0]
         all_actions = self._all_actions
         copies_actions = all_actions is not None and all_actions.ndim > 2  # envs may modify arrays
         numbers, width, rewards = self._fast_results
@@ -138,11 +138,11 @@ class EnvRunner:
         planned = self._prepare(order)
         resets_within_step = planned[0][1].resets_within_step  # all plans agree
         first_steps = [plan.first_step for _, plan in planned]
-        all_due_from, chosen_before = max(first_steps), steps_chosen[first]
+        all_due_from, chosen_before = max(first_steps), steps_chosen[first_env]
         for step in range(min(first_steps), trajectory.layout.steps):
             if step >= chosen_before:
-                yield step, self._observations(step) if views is None else views[step], all_starts[step]
-                steps_chosen[first] = step + 1
+                yield step, self._observations(step) if own_views is None else own_views[step], own_starts[step]
+                steps_chosen[first_env] = step + 1
             actions = actions_at(trajectory, step, self._indices) if all_actions is None else all_actions[step]
             due = planned if step >= all_due_from else [pair for pair in planned if pair[1].first_step <= step]
             for hosted, plan in due:
@@ -173,7 +173,7 @@ class EnvRunner:
                                 continue
                         except Exception:  # noqa: S110
                             pass  # `take` and `_write_result` convert it, or raise again
-                    self._write_result(step, hosted, plan, hosted.take(result, plan.resets_within_step, plan.seed))
+                    self._write_result(step, hosted, plan, hosted.take(result, resets_within_step, plan.seed))
                 except BaseException as error:  # also `SystemExit` of env code: the caller decides
                     has_raised = True
                     self._server.send_piece(RAISED, dumps((hosted.position, step, *as_failure(error, page))))

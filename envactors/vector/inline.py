@@ -94,7 +94,7 @@ class InlineEngine(Engine):
         # The running batches, the outermost one first. A batch that was interrupted stays until the next one.
         self._running_batches: list[_InlineRequests] = []
         # The envs of requests that an interrupt has ended. They count as busy until `make_idle`, which `reset` calls.
-        self._envs_without_result: set[int] = set()
+        self._interrupted_envs: set[int] = set()
         self._lock, self._stack = self.actors[0].config.lock, self.actors[0].request_stack
         # The `HostedEnv.step` and `HostedEnv.reset` of each env, and the memory in which it records its current method:
         # the counters of its actor's control page. An env that is missing has stand-ins.
@@ -162,7 +162,7 @@ class InlineEngine(Engine):
 
     def busy(self) -> list[int]:
         with self._lock:
-            return [*self.receivable(), *self._envs_without_result.union(self._running_ids())]
+            return [*self.receivable(), *self._interrupted_envs.union(self._running_ids())]
 
     def receivable(self) -> list[int]:
         # The results of running requests, which another thread may have begun, are not there for `receive`: they go to
@@ -289,7 +289,7 @@ class InlineEngine(Engine):
 
     def _check_delivered(self, ids: list[int]) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending, or an interrupt has ended its request."""
-        infos, errors, without = self._undelivered_infos, self._undelivered_errors, self._envs_without_result
+        infos, errors, without = self._undelivered_infos, self._undelivered_errors, self._interrupted_envs
         if (infos or errors or without) and (busy := [i for i in ids if i in infos or i in errors or i in without]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
 
@@ -326,9 +326,9 @@ class InlineEngine(Engine):
         """
         for interrupted in self._running_batches:
             self._drop(interrupted.ids)
-            self._envs_without_result.update(interrupted.ids)
+            self._interrupted_envs.update(interrupted.ids)
             for index in interrupted.ids:
-                self.episodes.forget_failed_resets(index)  # it may have been in a retry
+                self.episodes.forget_failed_resets(index)  # the env may have been in a reset that answers a failure
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, awaits_autoreset=True)
         self._running_batches.clear()
@@ -391,7 +391,7 @@ class InlineEngine(Engine):
     def _complete(self, running: _InlineRequests, futures: Futures) -> None:
         """Handle the failures, once all envs have run, and resolve the futures.
 
-        That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
+        A failure may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
         while running.losses:  # again after resets that were to answer failures, and have failed themselves
             # One loss replaces the envs of its actor for all that failed in the same incarnation, as with workers.
@@ -492,4 +492,4 @@ class InlineEngine(Engine):
         del timeout, deadline
         self._check_caller(envs.ids)
         self._drop(envs.ids)
-        self._envs_without_result.difference_update(envs.ids)
+        self._interrupted_envs.difference_update(envs.ids)

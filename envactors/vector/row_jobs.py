@@ -1,7 +1,7 @@
 """The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `RowsJob`.
 
-Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The tenant of the
-actor takes the results, and `EnvRecovery` handles requests without one.
+Jobs order requests and follow the worker. They read statuses in the table, and have it write rows. The tenant of the
+actor takes the results, and `EnvRecovery` handles requests without a result.
 
 Every change here happens under the lock of the vector. Waiting threads also read without it.
 """
@@ -63,7 +63,7 @@ class RowsJob(Job):
         Args:
             call_id: The call id of the rows.
             ids: The envs.
-            payloads: The payloads of any envs of the vector that do not fit into rows, by env.
+            payloads: The payloads that do not fit into rows, by env; some may be of envs of other actors.
             now: The time (`time.monotonic`).
 
         Returns:
@@ -73,7 +73,7 @@ class RowsJob(Job):
         worker = actor.process.worker
         assert worker is not None, "rows are posted to a live process"
         self._posted_at = now
-        # `watch` makes the same test. Without it here, each step would pay for a call that schedules nothing.
+        # `watch` repeats this test. Testing here saves most steps a call that schedules nothing.
         if now + actor.deadline_watch.shortest < actor.deadline_watch.next_check_at:
             actor.deadline_watch.watch(now)
         sent = [(i - self._indices.start, payloads[i]) for i in ids if i in payloads] if payloads else []
@@ -117,7 +117,7 @@ class RowsJob(Job):
         return rows[0]._replace(started_at=max(page.progress().since, self._posted_at))
 
     def on_late(self, activity: Activity) -> None:
-        """Ignore the result of a row that has missed its deadline."""
+        """Have the result of a row ignored, whenever it comes: it has missed its deadline."""
         self.table.miss_deadline(activity.index)
 
     def _find_uncompleted(self) -> tuple[list[Activity], Activity | None]:
@@ -138,7 +138,7 @@ class RowsJob(Job):
         return list(map(table.activity, ids)), running
 
     def blame(self, index: int) -> None:
-        """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
+        """Blame the coming end of the process on a posted env, which the user aborts, whichever env runs."""
         self._aborted = index, self.table.rows.posted_ids[index]
 
     def inputs(self, culprit: Activity) -> Inputs:
@@ -158,7 +158,7 @@ class RowsJob(Job):
 
         Args:
             process: The process.
-            rows: The steps that it has not completed, in the order in which it runs them.
+            rows: The steps and resets that it has not completed, in the order in which it runs them.
             running: The one that it was running; None for none.
         """
         guilty = [a for a in rows if a.index in self.table.rows.overdue or (a.index, a.call_id) == self._aborted]
@@ -181,7 +181,7 @@ class QueuedRows(Job):
 
     Args:
         rows_job: The job in which they run.
-        ids: Those that wait.
+        ids: The envs that wait.
     """
 
     def __init__(self, rows_job: RowsJob, ids: list[int]) -> None:
